@@ -1,0 +1,221 @@
+//! The running system's disk: files by descriptor, names by path.
+//!
+//! Everything here blocks. Any thread may call it.
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, RenameFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use super::blocking::BlockingRing;
+use super::uring::{self, UringRing};
+use super::{Backend, Create, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
+
+/// The file systems that this process sees.
+#[derive(Debug)]
+pub struct OsDisk {
+    uring: bool,
+    /// Each cause of working worse than hoped is told once.
+    told: Told,
+}
+
+/// What was warned of already.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) memlock: AtomicBool,
+    pub(super) files: AtomicBool,
+}
+
+impl Told {
+    /// Whether this is the first time.
+    pub(super) fn first(flag: &AtomicBool) -> bool {
+        !flag.swap(true, Ordering::Relaxed)
+    }
+}
+
+impl OsDisk {
+    /// Finds out which system interface serves here.
+    ///
+    /// # Errors
+    /// The kernel's refusal (`EPERM` in many containers, `ENOSYS`, …) if `backend` is [`Backend::Uring`].
+    pub fn new(backend: Backend) -> io::Result<Self> {
+        let uring = match backend {
+            Backend::Posix => false,
+            Backend::Uring => uring::probe().map(|()| true)?,
+            Backend::Auto => match uring::probe() {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(%error, "io_uring is not available here (denied by a container's seccomp profile or by \
+                        kernel.io_uring_disabled, or an old kernel); using pwritev2 and preadv2 instead");
+                    false
+                }
+            },
+        };
+        Ok(Self { uring, told: Told::default() })
+    }
+}
+
+impl Disk for OsDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        let entry = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            let kind = match (kind.is_file(), kind.is_dir()) {
+                (true, _) => EntryKind::File,
+                (_, true) => EntryKind::Directory,
+                _ => EntryKind::Other,
+            };
+            Ok(Entry { name: entry.file_name(), kind })
+        };
+        fs::read_dir(dir)?.map(entry).collect()
+    }
+
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
+        let flags = if how.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .write(how.write)
+            .create_new(how.create == Create::New)
+            .create(how.create == Create::Empty)
+            .truncate(how.create == Create::Empty)
+            .custom_flags(flags.bits().cast_signed())
+            .open(path)?;
+        if how.direct && !takes_blocks(&file) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "direct I/O here needs larger alignment than a block"));
+        }
+        Ok(Arc::new(OsFile(file)))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, RenameFlags::NOREPLACE) {
+            // Some file systems know no flags; then a look and a plain rename must do.
+            Err(Errno::INVAL | Errno::NOSYS) => match fs::symlink_metadata(to) {
+                Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
+                Err(error) => Err(error),
+            },
+            result => Ok(result?),
+        }
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        fs::File::open(dir)?.sync_all()
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Lock>> {
+        // Neither truncated nor written: a file that another process holds stays as it is.
+        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        uninterrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;
+        Ok(Box::new(FileLock { _held: file }))
+    }
+
+    fn ring(&self, config: &RingConfig) -> io::Result<Box<dyn Ring>> {
+        if self.uring { Ok(Box::new(UringRing::new(config, &self.told)?)) } else { Ok(Box::new(BlockingRing::new(config)?)) }
+    }
+
+    fn backend(&self) -> &'static str {
+        if self.uring { "uring" } else { "posix" }
+    }
+}
+
+/// Whether direct transfers of whole blocks are accepted, as far as the kernel tells (6.1 and later).
+fn takes_blocks(file: &fs::File) -> bool {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    match statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            let fits = |align: u32| align != 0 && super::BLOCK % u64::from(align) == 0;
+            fits(stat.stx_dio_mem_align) && fits(stat.stx_dio_offset_align)
+        }
+        _ => true,
+    }
+}
+
+/// An flock(2) lock: it belongs to the open file, so the kernel releases it with the last descriptor, however a process ends.
+#[derive(Debug)]
+struct FileLock {
+    _held: fs::File,
+}
+
+impl Lock for FileLock {}
+
+#[derive(Debug)]
+struct OsFile(fs::File);
+
+impl File for OsFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<usize> {
+        Ok(rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(into)], position, ReadWriteFlags::empty())?)
+    }
+
+    fn write_at(&self, from: &[u8], position: u64, durable: bool) -> io::Result<usize> {
+        let from = [IoSlice::new(from)];
+        if durable {
+            match rustix::io::pwritev2(&self.0, &from, position, ReadWriteFlags::DSYNC) {
+                // The file system does not know the flag.
+                Err(Errno::OPNOTSUPP) => {}
+                result => return Ok(result?),
+            }
+        }
+        let written = rustix::io::pwritev2(&self.0, &from, position, ReadWriteFlags::empty())?;
+        if durable {
+            self.sync()?;
+        }
+        Ok(written)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn allocate(&self, range: Range<u64>) -> io::Result<()> {
+        let len = range.end.saturating_sub(range.start);
+        if len == 0 {
+            return Ok(());
+        }
+        match uninterrupted(|| rustix::fs::fallocate(&self.0, FallocateFlags::empty(), range.start, len)) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(io::ErrorKind::Unsupported.into()),
+            result => Ok(result?),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // fdatasync makes the length durable too where reading the data back needs it.
+        self.0.sync_data()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}
+
+/// Repeats a call that a signal interrupted before it did anything.
+fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Ending another thread's wait: an eventfd that a ring waits on beside its completions.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Ends a ring's wait. Cheap to clone; any thread may use it, also after the ring is gone.
+#[derive(Debug, Clone)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Makes the ring's current or next wait return.
+    pub fn wake(&self) {
+        // The counter saturates only after 2^64 - 2 unread wakes, and a full one still wakes: no error to act on.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Takes all wakes so far, so that the next wait blocks again.
+    pub(super) fn clear(&self) {
+        let mut counter = [0; 8];
+        let _ = rustix::io::read(&*self.0, &mut counter);
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
