@@ -1,0 +1,167 @@
+//! What a user may choose, with units, defaults and limits.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::io::Backend;
+
+/// How a [`Broker`](crate::Broker) works on this machine. Not stored.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct BrokerConfig {
+    /// Which system interface carries reads and writes. Default [`Backend::Auto`].
+    pub backend: Backend,
+    /// Where writer threads run. Default [`Pinning::Auto`].
+    pub pinning: Pinning,
+    /// For topics whose stored settings are missing or unreadable. Their number of partitions is counted, not taken from here.
+    pub fallback: TopicConfig,
+}
+
+/// Which CPUs the writer threads are pinned to. Where pinning fails, a thread runs unpinned, with a warning.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Pinning {
+    /// Round robin over the CPUs that the thread which opens the broker may use.
+    #[default]
+    Auto,
+    /// The scheduler decides.
+    None,
+    /// Round robin over these CPU numbers; those outside the inherited mask are left out.
+    Cores(Vec<usize>),
+}
+
+/// The settings of one topic, stored beside its partitions when it is created.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TopicConfig {
+    /// Number of partitions. Default 1, minimum 1, maximum 65,536.
+    pub partitions: u32,
+    /// A record that does not fit in what is left of a segment opens a new one; a larger record gets one of its own.
+    /// Bytes. Default 1 GiB, minimum 1, maximum 2^62.
+    pub segment_bytes: u64,
+    /// How much of a segment is allocated on the device ahead of the records, and again when that is used up.
+    /// Bytes. Default 64 MiB, minimum 4 KiB, maximum 2^40. Never past the end of the segment.
+    pub preallocate_bytes: u64,
+    /// Every how many records of a segment one is entered in its indexes. Default 1, minimum 1.
+    /// A larger interval saves 32 bytes per record and costs a longer scan per look-up.
+    pub index_interval: u32,
+    /// What an answered append survives. Default [`Durability::Durable`].
+    pub durability: Durability,
+    /// How long a commit waits for company after its first batch, while it has room. Microseconds.
+    /// Default 0: a commit starts as soon as the one before it is durable. Maximum 60 s.
+    pub linger_us: u64,
+    /// A commit takes no further record once it holds this much. Bytes. Default 1 MiB, minimum 4 KiB, maximum 1 GiB.
+    /// Two buffers of this size are kept per partition.
+    pub commit_bytes: u64,
+    /// The largest batch: 28 bytes per record, its key and its value. Bytes. Default 128 MiB, minimum 1 KiB, maximum 2^32 + 2^20.
+    pub max_batch_bytes: u64,
+    /// How much may wait for the writer before `append` blocks. Bytes. Default 64 MiB, minimum 1.
+    /// A single batch may exceed it while nothing else waits.
+    pub queue_bytes: u64,
+    /// How many batches may wait for the writer before `append` blocks. Default 1024, minimum 1, maximum 2^20.
+    pub queue_batches: u32,
+}
+
+impl Default for TopicConfig {
+    fn default() -> Self {
+        Self {
+            partitions: 1,
+            segment_bytes: 1 << 30,
+            preallocate_bytes: 64 << 20,
+            index_interval: 1,
+            durability: Durability::Durable,
+            linger_us: 0,
+            commit_bytes: 1 << 20,
+            max_batch_bytes: 128 << 20,
+            queue_bytes: 64 << 20,
+            queue_batches: 1024,
+        }
+    }
+}
+
+impl TopicConfig {
+    /// Checks every setting against its limits.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] names the first setting that is out of range.
+    pub fn validate(&self) -> Result<()> {
+        let check = |name: &'static str, value: u64, minimum: u64, maximum: u64| {
+            if (minimum..=maximum).contains(&value) { Ok(()) } else { Err(Error::InvalidConfig { name, value, minimum, maximum }) }
+        };
+        check("partitions", self.partitions.into(), 1, 1 << 16)?;
+        check("segment_bytes", self.segment_bytes, 1, 1 << 62)?;
+        check("preallocate_bytes", self.preallocate_bytes, 1 << 12, 1 << 40)?;
+        check("index_interval", self.index_interval.into(), 1, u32::MAX.into())?;
+        check("linger_us", self.linger_us, 0, 60_000_000)?;
+        check("commit_bytes", self.commit_bytes, 1 << 12, 1 << 30)?;
+        check("max_batch_bytes", self.max_batch_bytes, 1 << 10, (1 << 32) + (1 << 20))?;
+        check("queue_bytes", self.queue_bytes, 1, 1 << 40)?;
+        check("queue_batches", self.queue_batches.into(), 1, 1 << 20)?;
+        if let Durability::Interval { bytes, time } = self.durability {
+            check("durability.interval.bytes", bytes, 1, 1 << 40)?;
+            check("durability.interval.time", u64::try_from(time.as_micros()).unwrap_or(u64::MAX), 1, 3_600_000_000)?;
+        }
+        Ok(())
+    }
+}
+
+/// When an append is answered, and what a power loss can take after that. A crash of the process alone takes nothing
+/// that was answered, at any level.
+///
+/// Readers see what is on the device, at every level, unless they ask for [`ReadUpTo::Appended`](crate::ReadUpTo).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// Answered when its commit is on the device. A power loss takes nothing that was answered.
+    #[default]
+    Durable,
+    /// Answered when the kernel has it; synced after so many bytes or so long, whichever is first.
+    /// A power loss takes at most what came after the last sync.
+    Interval {
+        /// Bytes written since the last sync. Minimum 1, maximum 2^40.
+        bytes: u64,
+        /// Time since the first write after the last sync. Minimum 1 µs, maximum 1 h.
+        time: Duration,
+    },
+    /// Answered when the kernel has it; synced when a segment is sealed, on `sync`, and on a clean close.
+    /// A power loss takes what the kernel had not written by itself.
+    Os,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_round_trip() {
+        let config = TopicConfig::default();
+        config.validate().unwrap();
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<TopicConfig>(&text).unwrap(), config);
+        assert_eq!(serde_json::from_str::<TopicConfig>("{}").unwrap(), config);
+    }
+
+    #[test]
+    fn each_setting_is_checked() {
+        let default = TopicConfig::default;
+        let interval = |bytes, time| Durability::Interval { bytes, time };
+        let wrong = [
+            ("partitions", TopicConfig { partitions: 0, ..default() }),
+            ("segment_bytes", TopicConfig { segment_bytes: 0, ..default() }),
+            ("segment_bytes", TopicConfig { segment_bytes: u64::MAX, ..default() }),
+            ("preallocate_bytes", TopicConfig { preallocate_bytes: 0, ..default() }),
+            ("index_interval", TopicConfig { index_interval: 0, ..default() }),
+            ("linger_us", TopicConfig { linger_us: u64::MAX, ..default() }),
+            ("commit_bytes", TopicConfig { commit_bytes: 1, ..default() }),
+            ("max_batch_bytes", TopicConfig { max_batch_bytes: 0, ..default() }),
+            ("queue_bytes", TopicConfig { queue_bytes: 0, ..default() }),
+            ("queue_batches", TopicConfig { queue_batches: 0, ..default() }),
+            ("durability.interval.bytes", TopicConfig { durability: interval(0, Duration::from_secs(1)), ..default() }),
+            ("durability.interval.time", TopicConfig { durability: interval(1, Duration::MAX), ..default() }),
+        ];
+        for (setting, config) in wrong {
+            let error = config.validate().unwrap_err();
+            assert!(matches!(error, Error::InvalidConfig { name, .. } if name == setting), "{setting}: {error}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What can go wrong, each in a sentence that an operator can act on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::record::{Flaw, RecordTooLarge};
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every failure of this crate. Cheap to clone: one failed write answers many waiting appends.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting is outside its limits.
+    #[error("{name} is {value}; it must be from {minimum} to {maximum}")]
+    InvalidConfig {
+        /// The setting.
+        name: &'static str,
+        /// What it was.
+        value: u64,
+        /// The least it may be.
+        minimum: u64,
+        /// The most it may be.
+        maximum: u64,
+    },
+    /// Checked before any path is built.
+    #[error("{name:?} is no topic name: 1 to 249 of A-Z a-z 0-9 . _ -, not beginning with a dot")]
+    InvalidTopicName {
+        /// What was asked for.
+        name: String,
+    },
+    /// A topic, or something else, has that name already.
+    #[error("the topic {topic:?} exists already")]
+    TopicExists {
+        /// Its name.
+        topic: String,
+    },
+    /// No topic of that name.
+    #[error("there is no topic {topic:?}")]
+    TopicNotFound {
+        /// The name asked for.
+        topic: String,
+    },
+    /// The topic has fewer partitions.
+    #[error("the topic {topic:?} has {partitions} partitions, counted from 0; there is no partition {partition}")]
+    PartitionNotFound {
+        /// The topic.
+        topic: String,
+        /// The number asked for.
+        partition: u32,
+        /// How many there are.
+        partitions: u32,
+    },
+    /// A topic's partition directories are not 0, 1, 2, … up to its number of partitions.
+    #[error("the topic in {path:?} should have {partitions} partitions, but the directory of partition {missing} is missing")]
+    PartitionMissing {
+        /// The topic's directory.
+        path: PathBuf,
+        /// How many partitions its settings or its other directories tell of.
+        partitions: u32,
+        /// The first that is missing.
+        missing: u32,
+    },
+    /// Before the first record or past the last one.
+    #[error("offset {offset} is out of range: the partition holds {first} up to, not including, {next}")]
+    OffsetOutOfRange {
+        /// The offset asked for.
+        offset: u64,
+        /// The first that can be read.
+        first: u64,
+        /// One past the last that can be read.
+        next: u64,
+    },
+    /// Nothing of it was queued.
+    #[error("a batch of {bytes} bytes is larger than max_batch_bytes, {limit}")]
+    BatchTooLarge {
+        /// Bytes that its records would occupy.
+        bytes: u64,
+        /// The topic's limit.
+        limit: u64,
+    },
+    /// An append of no record.
+    #[error("the batch is empty")]
+    EmptyBatch,
+    /// The batch that it was for is as before.
+    #[error(transparent)]
+    RecordTooLarge(#[from] RecordTooLarge),
+    /// Another broker has the directory open, in this process or in another one.
+    #[error("the data directory {path:?} is in use by another broker")]
+    Locked {
+        /// The data directory.
+        path: PathBuf,
+    },
+    /// No room on the device for more of the log. Everything that was acknowledged is intact, and appends succeed again once there is room.
+    #[error("no room for {needed} more bytes of {path:?}; {appended} records of the batch were appended before")]
+    DiskFull {
+        /// The file that could not be extended.
+        path: PathBuf,
+        /// Bytes that were asked for.
+        needed: u64,
+        /// How many of the batch's first records are in the log. Not 0 only for a batch that spans segments.
+        appended: u64,
+    },
+    /// The system refused.
+    #[error("could not {action} {path:?}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's reason.
+        source: Arc<io::Error>,
+    },
+    /// io_uring was asked for, and the kernel does not grant it.
+    #[error("io_uring is not available: {source}; it may be denied by a container's seccomp profile or by kernel.io_uring_disabled, or the kernel is too old. Backend::Auto or Backend::Posix work without it")]
+    IoUringUnavailable {
+        /// The kernel's answer.
+        source: Arc<io::Error>,
+    },
+    /// Bytes that were a record once are none any more. They stay as they are.
+    #[error("{path:?} is damaged at position {position}, where the record {offset} is expected: {flaw}")]
+    Damaged {
+        /// The segment.
+        path: PathBuf,
+        /// Where the record starts, in bytes.
+        position: u64,
+        /// The record that should be there.
+        offset: u64,
+        /// The check that failed.
+        flaw: Flaw,
+    },
+    /// Records are missing between two segments.
+    #[error("the records {from} up to, not including, {to} are missing from {path:?}")]
+    RecordsMissing {
+        /// The partition's directory.
+        path: PathBuf,
+        /// The first that is missing.
+        from: u64,
+        /// The first that is there again.
+        to: u64,
+    },
+    /// A write or a sync failed. What the failed commit held may or may not be in the log, so the partition takes no
+    /// more appends until it is opened again. Reads go on.
+    #[error("the partition {path:?} stopped at its first failed write and must be opened again: {cause}")]
+    Failed {
+        /// The partition's directory.
+        path: PathBuf,
+        /// The failure that stopped it.
+        cause: Arc<Error>,
+    },
+    /// A bug of this crate. The process goes on, the partition does not.
+    #[error("the writer of {path:?} panicked: {message}")]
+    WriterPanicked {
+        /// The partition's directory.
+        path: PathBuf,
+        /// The panic's message.
+        message: String,
+    },
+    /// The broker was closed, or the topic deleted.
+    #[error("{path:?} is closed")]
+    Closed {
+        /// What was closed.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+        move |source| Self::Io { action, path: path.to_owned(), source: Arc::new(source) }
+    }
+
+    /// Whether there was no room on the device.
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::DiskFull { .. } => true,
+            Self::Io { source, .. } => is_full(source),
+            Self::Failed { cause, .. } => cause.is_disk_full(),
+            _ => false,
+        }
+    }
+
+    /// Whether the partition stopped and must be opened again.
+    pub fn is_failed(&self) -> bool {
+        matches!(self, Self::Failed { .. })
+    }
+
+    /// Whether the broker was closed or the topic deleted.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, Self::Closed { .. })
+    }
+
+    /// Whether an offset was asked for that is not there.
+    pub fn is_out_of_range(&self) -> bool {
+        matches!(self, Self::OffsetOutOfRange { .. })
+    }
+
+    /// Whether bytes on the disk are not what was written.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::RecordsMissing { .. } | Self::PartitionMissing { .. })
+    }
+}
+
+/// Whether the system ran out of room, or the user out of quota.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
