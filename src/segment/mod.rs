@@ -1,0 +1,210 @@
+//! The three files of one base offset: their names, their end, and how a record is found in them.
+//!
+//! A [`Segment`] is shared by the writer that extends it and the readers; it holds no file open. The writer alone moves
+//! its ends and adds index entries; both are published only after the bytes they speak of were written.
+
+mod index;
+mod name;
+mod scan;
+mod tail;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::io::{Disk, EntryKind, File, Open};
+use crate::record::to_usize;
+
+pub(crate) use index::{ENTRY_BYTES, IndexEntry};
+pub(crate) use name::{Kind, Name};
+pub(crate) use scan::{Found, Scanner, Step};
+pub(crate) use tail::{Tail, copy_aside};
+
+/// One segment of a partition.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    dir: Arc<Path>,
+    base: u64,
+    /// One past the last byte of the last record that the kernel has.
+    appended: AtomicU64,
+    /// One past the last byte of the last record that is on the device; never past `appended`.
+    durable: AtomicU64,
+    /// Entries whose records can be read but that are not in the index files yet.
+    pending: Mutex<Vec<IndexEntry>>,
+}
+
+impl Segment {
+    /// A segment whose records end at byte `end`, all of them durable.
+    pub(crate) fn new(dir: Arc<Path>, base: u64, end: u64) -> Self {
+        Self { dir, base, appended: AtomicU64::new(end), durable: AtomicU64::new(end), pending: Mutex::default() }
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn path(&self, kind: Kind) -> PathBuf {
+        self.dir.join(Name { base: self.base, kind }.to_string())
+    }
+
+    pub(crate) fn appended(&self) -> u64 {
+        self.appended.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    /// The writer wrote records up to byte `end`; `entries` are those to index.
+    pub(crate) fn extend(&self, end: u64, entries: &[IndexEntry]) {
+        self.pending().extend_from_slice(entries);
+        self.appended.store(end, Ordering::Release);
+    }
+
+    /// What was appended up to byte `end` is on the device.
+    pub(crate) fn set_durable(&self, end: u64) {
+        self.durable.store(end, Ordering::Release);
+    }
+
+    pub(crate) fn pending(&self) -> MutexGuard<'_, Vec<IndexEntry>> {
+        // The vector is whole at every moment that a panic could leave it.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the log for reading.
+    pub(crate) fn open_log(&self, disk: &dyn Disk) -> Result<Arc<dyn File>> {
+        let path = self.path(Kind::Log);
+        disk.open(&path, Open::READ).map_err(Error::io("open", &path))
+    }
+
+    /// Finds the position of the record `offset`, which lies before byte `end` of `log`.
+    ///
+    /// The index is a hint: what it leads to must be a record with the entry's offset, and a scan leads from there to
+    /// the record asked for. Where it fails, a scan from the start of the segment decides.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] where the scan meets something that is not the next record.
+    pub(crate) fn locate(&self, disk: &dyn Disk, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
+        let path = self.path(Kind::Log);
+        if let Some(hint) = self.hint(disk, offset) {
+            if let Ok(position) = walk(log, &path, hint, offset, end) {
+                return Ok(position);
+            }
+            tracing::warn!(path = %self.path(Kind::Index).display(), "the index is wrong at offset {}; scanning the segment instead", hint.0);
+        }
+        self.locate_by_scan(log, offset, end)
+    }
+
+    /// [`Self::locate`] without the index.
+    pub(crate) fn locate_by_scan(&self, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
+        walk(log, &self.path(Kind::Log), (self.base, 0), offset, end)
+    }
+
+    /// The last indexed record at or before `offset`, as offset and position; none if the index does not help.
+    fn hint(&self, disk: &dyn Disk, offset: u64) -> Option<(u64, u64)> {
+        {
+            let pending = self.pending();
+            let behind = pending.partition_point(|entry| entry.offset <= offset);
+            if let Some(entry) = pending[..behind].last() {
+                return Some((entry.offset, entry.position));
+            }
+        }
+        let path = self.path(Kind::Index);
+        let found = disk.open(&path, Open::READ).and_then(|file| index::lookup(&*file, self.base, offset));
+        match found {
+            Ok(hint) => hint,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(%error, path = %path.display(), "the index cannot be read; scanning the segment instead");
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Walks from the record `from` (offset, position) to the record `offset`, and gives its position. The record itself is
+/// checked as far as its header.
+fn walk(log: &dyn File, path: &Path, from: (u64, u64), offset: u64, end: u64) -> Result<u64> {
+    let mut scanner = Scanner::new(log, path, from.1, from.0, end);
+    while scanner.offset() < offset {
+        match scanner.next()? {
+            Step::Record(_) => {}
+            Step::End => return Err(scanner.damaged(scanner.flaw_of_missing())),
+            Step::Flawed(flaw) => return Err(scanner.damaged(flaw)),
+        }
+    }
+    match scanner.peek()? {
+        Ok(_) => Ok(scanner.position()),
+        Err(flaw) => Err(scanner.damaged(flaw)),
+    }
+}
+
+/// The end of an index file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastEntry {
+    pub(crate) offset: u64,
+    /// Position or timestamp.
+    pub(crate) second: u64,
+    /// How many entries the file has.
+    pub(crate) count: u64,
+}
+
+/// The last entry of an index file; none if there is no file, no entry, or a part of one.
+pub(crate) fn last_entry(disk: &dyn Disk, path: &Path) -> io::Result<Option<LastEntry>> {
+    let file = match disk.open(path, Open::READ) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let len = file.len()?;
+    if len == 0 || !len.is_multiple_of(ENTRY_BYTES) {
+        return Ok(None);
+    }
+    let count = len / ENTRY_BYTES;
+    let (offset, second) = index::entry_at(&*file, count - 1)?;
+    Ok(Some(LastEntry { offset, second, count }))
+}
+
+/// The interval at which the segments in `dir` are indexed, as the first two entries of the first index that has two tell.
+pub(crate) fn guess_interval(disk: &dyn Disk, dir: &Path) -> io::Result<Option<u32>> {
+    for entry in disk.list(dir)? {
+        if entry.kind != EntryKind::File || !matches!(Name::parse(&entry.name), Some(Name { kind: Kind::Index, .. })) {
+            continue;
+        }
+        let file = disk.open(&dir.join(&entry.name), Open::READ)?;
+        if file.len()? < 2 * ENTRY_BYTES {
+            continue;
+        }
+        let interval = index::entry_at(&*file, 1)?.0.checked_sub(index::entry_at(&*file, 0)?.0);
+        if let Some(interval) = interval.and_then(|interval| u32::try_from(interval).ok()).filter(|&interval| interval > 0) {
+            return Ok(Some(interval));
+        }
+    }
+    Ok(None)
+}
+
+/// Makes the two index files exactly what `entries` say; tells which of them had to be written.
+///
+/// Read first and written only where they differ, so that opening a sound partition changes no byte of them.
+pub(crate) fn reconcile_indexes(disk: &dyn Disk, segment: &Segment, entries: &[IndexEntry]) -> Result<Vec<PathBuf>> {
+    let mut written = Vec::new();
+    for kind in [Kind::Index, Kind::TimeIndex] {
+        let path = segment.path(kind);
+        let wanted: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
+        if index::make(disk, &path, &wanted).map_err(Error::io("write", &path))? {
+            written.push(path);
+        }
+    }
+    Ok(written)
+}
+
+/// The records `base`, `base + interval`, … are indexed.
+pub(crate) fn is_indexed(base: u64, offset: u64, interval: u32) -> bool {
+    (offset - base).is_multiple_of(interval.into())
+}
+
+/// Bytes read at once by scans.
+const WINDOW: usize = to_usize(1 << 20);

@@ -1,0 +1,79 @@
+//! Names of a segment's files: 20 digits and what they hold. Pure.
+
+use std::ffi::OsStr;
+use std::fmt;
+
+/// Which of a segment's three files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Log,
+    Index,
+    TimeIndex,
+}
+
+impl Kind {
+    fn extension(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Index => "index",
+            Self::TimeIndex => "timeindex",
+        }
+    }
+}
+
+/// A segment file's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) base: u64,
+    pub(crate) kind: Kind,
+}
+
+impl Name {
+    /// The name's parts; none for a name that is not exactly 20 digits within 64 bits and one of the three extensions.
+    pub(crate) fn parse(name: &OsStr) -> Option<Self> {
+        let (digits, extension) = name.to_str()?.split_once('.')?;
+        let kind = [Kind::Log, Kind::Index, Kind::TimeIndex].into_iter().find(|kind| kind.extension() == extension)?;
+        let twenty_digits = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let base = twenty_digits.then(|| digits.parse().ok()).flatten()?;
+        Some(Self { base, kind })
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:020}.{}", self.base, self.kind.extension())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_exact_names_are_segments() {
+        for base in [0, 6, 1_000_000_000_000, u64::MAX] {
+            for kind in [Kind::Log, Kind::Index, Kind::TimeIndex] {
+                let name = Name { base, kind };
+                assert_eq!(Name::parse(OsStr::new(&name.to_string())), Some(name));
+            }
+        }
+        for wrong in [
+            "",
+            ".log",
+            "0000000000000000000.log",
+            "000000000000000000000.log",
+            "99999999999999999999.log",
+            "+0000000000000000000.log",
+            "-0000000000000000001.log",
+            " 0000000000000000000.log",
+            "00000000000000000000.LOG",
+            "00000000000000000000.log.tmp",
+            "00000000000000000000.115.torn",
+            "00000000000000000000.logs",
+            "00000000000000000000",
+            "0000000000000000000x.log",
+        ] {
+            assert_eq!(Name::parse(OsStr::new(wrong)), None, "{wrong:?}");
+        }
+    }
+}
