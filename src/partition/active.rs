@@ -1,0 +1,215 @@
+//! The active segment's files, and the room ahead of the records.
+//!
+//! Room is allocated a chunk at a time (`fallocate` mode 0: the length grows with it, up front, and is synced before any
+//! record relies on it). Allocated space is not yet written space: on ext4 the first durable write into it costs a
+//! journal commit, half as long again as the write. So while commits are small, zeros are written ahead of them.
+
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Shared;
+use crate::config::Durability;
+use crate::error::{Error, Result, is_full};
+use crate::io::transfer::{read_exact_at, write_all_at};
+use crate::io::{BLOCK, Create, Disk, File, Open};
+use crate::record::{to_u64, to_usize};
+use crate::segment::{ENTRY_BYTES, Kind, Segment};
+
+/// Index entries that wait in memory before they are written, at most: 64 KiB in either file.
+const PENDING_ENTRIES: usize = 4096;
+
+/// The open files of the segment that takes the writes. Used by the writer's thread alone.
+#[derive(Debug)]
+pub(super) struct Active {
+    pub(super) segment: Arc<Segment>,
+    pub(super) log: Arc<dyn File>,
+    /// Whole blocks past the page cache; else any bytes through it.
+    pub(super) direct: bool,
+    index: Arc<dyn File>,
+    time_index: Arc<dyn File>,
+    /// Bytes in either index file.
+    index_end: u64,
+    /// The file's length: room up to here is promised, unless the file system promises nothing.
+    allocated: u64,
+    /// Up to here every byte was written once, by records or as zeros.
+    pub(super) zeroed: u64,
+    /// Whether zeros ahead pay: not where space is allocated on writing anyway.
+    pub(super) zeroing_pays: bool,
+}
+
+impl Active {
+    /// Makes an empty segment, durable by name.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`] with nothing left behind, or what the system says.
+    pub(super) fn create(shared: &Shared, base: u64) -> Result<Self> {
+        let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
+        let path = segment.path(Kind::Log);
+        let created = open_log(shared, &path, Create::New).map_err(|error| full_or_io(error, "create", &path, 0));
+        let made = created.and_then(|(log, direct)| {
+            let index = open_index(shared, &segment, Kind::Index, Create::Empty)?;
+            let time_index = open_index(shared, &segment, Kind::TimeIndex, Create::Empty)?;
+            shared.disk.sync_dir(&shared.dir).map_err(|error| full_or_io(error, "sync the directory", &shared.dir, 0))?;
+            Ok(Self { segment: Arc::clone(&segment), log, direct, index, time_index, index_end: 0, allocated: 0, zeroed: 0, zeroing_pays: true })
+        });
+        if let Err(error) = &made {
+            if error.is_disk_full() {
+                remove_files(&*shared.disk, &segment);
+            }
+        }
+        made
+    }
+
+    /// Opens the files of a segment whose recovery is done: they end with the last record and the last entry.
+    pub(super) fn open(shared: &Shared, segment: Arc<Segment>) -> Result<Self> {
+        let path = segment.path(Kind::Log);
+        let (log, direct) = open_log(shared, &path, Create::Never).map_err(Error::io("open", &path))?;
+        let index = open_index(shared, &segment, Kind::Index, Create::Never)?;
+        let time_index = open_index(shared, &segment, Kind::TimeIndex, Create::Never)?;
+        // Opening made the files whole entries, unless the disk was too full for them.
+        let index_end = index.len().and_then(|bytes| Ok(bytes.min(time_index.len()?))).map_err(Error::io("measure", &path))?;
+        let index_end = index_end - index_end % ENTRY_BYTES;
+        let end = segment.appended();
+        Ok(Self { segment, log, direct, index, time_index, index_end, allocated: end, zeroed: end, zeroing_pays: true })
+    }
+
+    /// The bytes of the block that holds the end of the log, up to the end.
+    pub(super) fn last_block(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
+        let end = self.segment.appended();
+        let start = end - end % BLOCK;
+        let mut bytes = vec![0; to_usize(end - start)];
+        if self.direct && !bytes.is_empty() {
+            let path = self.segment.path(Kind::Log);
+            // Through the page cache: a direct read would need aligned memory, and the file's end is no block's end.
+            let file = self.segment.open_log(disk)?;
+            read_exact_at(&*file, &mut bytes, start).map_err(Error::io("read", &path))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Sees to room up to byte `end`, with `ahead` bytes more where there is room for them below `limit`.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`]: nothing was written, and what is there is intact.
+    pub(super) fn make_room(&mut self, shared: &Shared, end: u64, ahead: u64, limit: u64) -> Result<()> {
+        let needed = end.next_multiple_of(BLOCK);
+        if needed <= self.allocated {
+            return Ok(());
+        }
+        let path = self.segment.path(Kind::Log);
+        let hoped = needed.max(self.allocated.saturating_add(ahead).min(limit)).next_multiple_of(BLOCK);
+        let mut result = self.allocate(hoped);
+        if hoped > needed && matches!(&result, Err(error) if is_full(error)) {
+            result = self.allocate(needed);
+        }
+        if let Err(error) = result {
+            // A part may have been allocated. The records' end is far below; what is beyond can be given back.
+            let _ = self.log.set_len(self.allocated);
+            return Err(full_or_io(error, "allocate room for", &path, needed - self.allocated));
+        }
+        // The new length must not be younger than the records in it.
+        if self.direct || shared.config.durability == Durability::Durable {
+            self.log.sync().map_err(Error::io("sync", &path))?;
+            shared.metrics.sync();
+        }
+        self.allocated = self.log.len().map_err(Error::io("measure", &path))?;
+        Ok(())
+    }
+
+    fn allocate(&mut self, len: u64) -> io::Result<()> {
+        match self.log.allocate(self.allocated..len) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                if self.zeroing_pays {
+                    tracing::warn!(path = %self.segment.path(Kind::Log).display(), "the file system cannot allocate ahead; \
+                        going on without, so a full disk shows only when records are written");
+                    self.zeroing_pays = false;
+                }
+                self.log.set_len(len)
+            }
+            result => result,
+        }
+    }
+
+    /// Room that was never written, behind byte `from`: what to write zeros to next, at most `bytes`.
+    pub(super) fn to_zero(&self, from: u64, bytes: u64) -> Range<u64> {
+        let start = self.zeroed.max(from.next_multiple_of(BLOCK));
+        start..self.allocated.min(start.saturating_add(bytes)).max(start)
+    }
+
+    /// Whether enough index entries wait to be worth two writes; the first of a segment always are.
+    pub(super) fn owes_index(&self) -> bool {
+        let pending = self.segment.pending().len();
+        pending >= PENDING_ENTRIES || pending > 0 && self.index_end == 0
+    }
+
+    /// Writes the index entries that wait. Not synced: the log holds all that they say.
+    ///
+    /// A failure costs look-ups their speed, never a record: it is told, and the entries stay in memory.
+    pub(super) fn write_index(&mut self) {
+        let entries = self.segment.pending().clone();
+        if entries.is_empty() {
+            return;
+        }
+        for (kind, file) in [(Kind::Index, &self.index), (Kind::TimeIndex, &self.time_index)] {
+            let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
+            if let Err(error) = write_all_at(&**file, &bytes, self.index_end, false) {
+                tracing::warn!(%error, path = %self.segment.path(kind).display(), "index entries could not be written; they wait in memory");
+                return;
+            }
+        }
+        self.index_end += to_u64(entries.len()) * ENTRY_BYTES;
+        // Only now: until then a look-up must find them in memory.
+        self.segment.pending().drain(..entries.len());
+    }
+
+    /// Ends the files with their last record and entry, durably, and gives the room behind back.
+    pub(super) fn seal(&mut self, shared: &Shared) -> Result<()> {
+        self.write_index();
+        let path = self.segment.path(Kind::Log);
+        let end = self.segment.appended();
+        self.log.set_len(end).map_err(Error::io("cut", &path))?;
+        self.allocated = end;
+        self.zeroed = end;
+        self.log.sync().map_err(Error::io("sync", &path))?;
+        shared.metrics.sync();
+        self.segment.set_durable(end);
+        Ok(())
+    }
+}
+
+/// Opens the log as its durability wants it: past the page cache where the file system allows.
+fn open_log(shared: &Shared, path: &Path, create: Create) -> io::Result<(Arc<dyn File>, bool)> {
+    let how = Open { write: true, create, direct: shared.config.durability == Durability::Durable };
+    match shared.disk.open(path, how) {
+        Err(error) if how.direct && error.kind() == io::ErrorKind::InvalidInput => {
+            tracing::info!(path = %path.display(), "the file system refuses direct I/O; writing through the page cache");
+            // The refused attempt may have made the file.
+            let create = if create == Create::New { Create::Empty } else { create };
+            Ok((shared.disk.open(path, Open { direct: false, create, ..how })?, false))
+        }
+        result => Ok((result?, how.direct)),
+    }
+}
+
+fn open_index(shared: &Shared, segment: &Segment, kind: Kind, create: Create) -> Result<Arc<dyn File>> {
+    let path = segment.path(kind);
+    shared.disk.open(&path, Open { create, ..Open::WRITE }).map_err(|error| full_or_io(error, "open", &path, 0))
+}
+
+fn remove_files(disk: &dyn Disk, segment: &Segment) {
+    // The log last: without it the others are nothing.
+    for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
+        let path = segment.path(kind);
+        if let Err(error) = disk.remove_file(&path) {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(%error, path = %path.display(), "a segment that found no room could not be removed");
+            }
+        }
+    }
+}
+
+fn full_or_io(error: io::Error, action: &'static str, path: &Path, needed: u64) -> Error {
+    if is_full(&error) { Error::DiskFull { path: path.to_owned(), needed, appended: 0 } } else { Error::io(action, path)(error) }
+}

@@ -1,0 +1,419 @@
+//! One log: a writer thread that alone appends, watermarks, and readers beside it.
+//!
+//! [`Partition`] is the handle. Its threads share [`Shared`]: the segments and the two watermarks, which only the writer
+//! moves and which only grow. `durable_end` never passes `appended_end`.
+
+mod active;
+mod commit;
+mod open;
+mod queue;
+mod reader;
+mod ticket;
+mod writer;
+
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+
+use crate::clock::Clock;
+use crate::config::TopicConfig;
+use crate::error::{Error, Result};
+use crate::io::transfer::Transfers;
+use crate::io::{BLOCK, BlockingRing, Disk, Lock, Ring, RingConfig, Waker};
+use crate::metrics::{Metrics, Stats};
+use crate::record::{Batch, to_usize};
+use crate::segment::Segment;
+
+use active::Active;
+use queue::{Message, Queue, Refused};
+use writer::Writer;
+
+pub use open::{PartitionReport, TornTail};
+pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};
+pub use ticket::{Ticket, TryAppendError};
+
+/// What a partition's threads share.
+#[derive(Debug)]
+struct Shared {
+    dir: Arc<Path>,
+    config: TopicConfig,
+    disk: Arc<dyn Disk>,
+    segments: RwLock<Vec<Arc<Segment>>>,
+    /// One past the last record that the kernel has.
+    appended_end: AtomicU64,
+    /// One past the last record that is on the device.
+    durable_end: AtomicU64,
+    /// Why the writer stopped, if it was not told to.
+    failed: OnceLock<Error>,
+    closed: AtomicBool,
+    metrics: Metrics,
+}
+
+impl Shared {
+    // Ends are stored with Release after the segment's own position, and loaded with Acquire: (1) the writer stores the
+    // segment's end, then this; (2) a reader that sees this end therefore sees a segment that reaches it.
+    fn appended_end(&self) -> u64 {
+        self.appended_end.load(Ordering::Acquire)
+    }
+
+    fn durable_end(&self) -> u64 {
+        self.durable_end.load(Ordering::Acquire)
+    }
+
+    fn set_appended_end(&self, end: u64) {
+        self.appended_end.store(end, Ordering::Release);
+    }
+
+    fn set_durable_end(&self, end: u64) {
+        self.durable_end.store(end, Ordering::Release);
+    }
+
+    fn first_offset(&self) -> u64 {
+        self.with_segments(|segments| segments.first().map_or(0, |segment| segment.base()))
+    }
+
+    /// Lets `look` see the segments, by base. Never empty, once the partition is open.
+    fn with_segments<T>(&self, look: impl FnOnce(&[Arc<Segment>]) -> T) -> T {
+        look(&self.segments.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn push_segment(&self, segment: Arc<Segment>) {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).push(segment);
+    }
+
+    /// The segment that holds the record `offset`, if any does: the last one that begins at or before it.
+    fn segment_of(&self, offset: u64) -> Option<Arc<Segment>> {
+        self.with_segments(|segments| {
+            let behind = segments.partition_point(|segment| segment.base() <= offset);
+            segments[..behind].last().map(Arc::clone)
+        })
+    }
+
+    /// The segment behind the one that begins at `base`.
+    fn segment_after(&self, base: u64) -> Option<Arc<Segment>> {
+        self.with_segments(|segments| segments.get(segments.partition_point(|segment| segment.base() <= base)).map(Arc::clone))
+    }
+
+    /// What whoever waits for a writer that is gone is told.
+    fn why_stopped(&self) -> Error {
+        match self.failed.get() {
+            Some(cause) => Error::Failed { path: self.dir.to_path_buf(), cause: Arc::new(cause.clone()) },
+            None => Error::Closed { path: self.dir.to_path_buf() },
+        }
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::Closed { path: self.dir.to_path_buf() }) } else { Ok(()) }
+    }
+
+    /// Bytes of each of the writer's two buffers: a commit, and the block that it begins in.
+    fn buffer_bytes(&self) -> usize {
+        to_usize(self.config.commit_bytes.next_multiple_of(BLOCK))
+    }
+}
+
+/// Where the writer goes on.
+#[derive(Debug)]
+struct Appender {
+    active: Active,
+    next_offset: u64,
+    last_timestamp: u64,
+}
+
+/// What a partition needs to know of where it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Placement {
+    pub(crate) topic: String,
+    pub(crate) number: u32,
+    /// Which CPU its writer is pinned to.
+    pub(crate) core: Option<core_affinity::CoreId>,
+    /// The data directory's, held until the last partition is closed.
+    pub(crate) lock: Arc<dyn Lock>,
+}
+
+/// A handle to one partition. Clones are handles to the same one; when the last is dropped, it closes.
+///
+/// # Blocking
+/// Dropping the last handle waits until all that is queued is written.
+#[derive(Debug, Clone)]
+pub struct Partition(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    number: u32,
+    queue: Queue,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    /// Until the files are closed.
+    lock: Mutex<Option<Arc<dyn Lock>>>,
+}
+
+impl Partition {
+    /// Opens, and where needed mends, the partition in `dir`, an existing directory; begins it if it holds no segment.
+    pub(crate) fn open(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        dir: &Path,
+        config: TopicConfig,
+        placement: Placement,
+    ) -> Result<(Self, PartitionReport)> {
+        let dir: Arc<Path> = Arc::from(dir);
+        let recovered = open::recover(&*disk, &dir, &config, &placement.topic, placement.number)?;
+        let open::Recovered { segments, next_offset, last_timestamp, mut report } = recovered;
+        let shared = Arc::new(Shared {
+            dir,
+            config,
+            disk,
+            segments: RwLock::new(segments),
+            appended_end: AtomicU64::new(next_offset),
+            durable_end: AtomicU64::new(next_offset),
+            failed: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            metrics: Metrics::default(),
+        });
+        let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
+            Some(segment) => Active::open(&shared, segment)?,
+            None => {
+                let active = Active::create(&shared, next_offset)?;
+                shared.push_segment(Arc::clone(&active.segment));
+                report.segments = 1;
+                active
+            }
+        };
+        let start = Appender { active, next_offset, last_timestamp };
+        let Placement { topic, number, core, lock } = placement;
+        let (queue, writer) = start_writer(&shared, clock, start, format!("{topic}/{number}"), core)?;
+        let inner = Inner { shared, number, queue, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
+        Ok((Self(Arc::new(inner)), report))
+    }
+
+    /// Queues a batch. Its records stay together and in order; a power loss or crash before the answer may leave the first
+    /// of them and not the others, for the log knows records, not batches.
+    ///
+    /// # Blocking
+    /// While the queue is full: see [`TopicConfig::queue_bytes`] and [`TopicConfig::queue_batches`].
+    ///
+    /// # Errors
+    /// Nothing was queued: [`Error::EmptyBatch`], [`Error::BatchTooLarge`], [`Error::Failed`], [`Error::Closed`].
+    pub fn append(&self, batch: Batch) -> Result<Ticket> {
+        self.check(&batch)?;
+        let (answer, receiver) = oneshot::channel();
+        match self.0.queue.send(Message::Append { batch, answer }) {
+            Ok(()) => Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
+            Err(Refused::Full(_) | Refused::Closed(_)) => Err(self.0.shared.why_stopped()),
+        }
+    }
+
+    /// Queues a batch if there is room for it now. See [`Self::append`].
+    ///
+    /// # Errors
+    /// With the batch, given back: none if the queue is full, else as for [`Self::append`].
+    pub fn try_append(&self, batch: Batch) -> Result<Ticket, TryAppendError> {
+        if let Err(error) = self.check(&batch) {
+            return Err(TryAppendError { batch, error: Some(error) });
+        }
+        let (answer, receiver) = oneshot::channel();
+        let (message, error) = match self.0.queue.try_send(Message::Append { batch, answer }) {
+            Ok(()) => return Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
+            Err(Refused::Full(message)) => (message, None),
+            Err(Refused::Closed(message)) => (message, Some(self.0.shared.why_stopped())),
+        };
+        let Message::Append { batch, .. } = message else { unreachable!("the message given back is the one sent") };
+        Err(TryAppendError { batch, error })
+    }
+
+    fn check(&self, batch: &Batch) -> Result<()> {
+        let limit = self.0.shared.config.max_batch_bytes;
+        if batch.is_empty() {
+            Err(Error::EmptyBatch)
+        } else if batch.bytes() > limit {
+            Err(Error::BatchTooLarge { bytes: batch.bytes(), limit })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Waits until everything that was queued before is on the device.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if a write or the sync failed, [`Error::Closed`].
+    pub fn sync(&self) -> Result<()> {
+        self.ask(|answer| Message::Sync { answer })
+    }
+
+    /// Sends a message and waits for its answer.
+    fn ask(&self, message: impl FnOnce(oneshot::Sender<Result<()>>) -> Message) -> Result<()> {
+        let (answer, receiver) = oneshot::channel();
+        match self.0.queue.send(message(answer)) {
+            Ok(()) => receiver.recv().unwrap_or_else(|_| Err(self.0.shared.why_stopped())),
+            Err(_) => Err(self.0.shared.why_stopped()),
+        }
+    }
+
+    /// A reader of the durable records, with a buffer of 1 MiB.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], or what the system says to one more ring.
+    pub fn reader(&self) -> Result<Reader> {
+        self.reader_with(ReadUpTo::default(), Reader::BUFFER_BYTES)
+    }
+
+    /// A reader of the records up to the watermark asked for, with a buffer of at least `buffer_bytes`.
+    ///
+    /// # Errors
+    /// As for [`Self::reader`].
+    pub fn reader_with(&self, up_to: ReadUpTo, buffer_bytes: usize) -> Result<Reader> {
+        Reader::new(self.clone(), up_to, buffer_bytes)
+    }
+
+    /// Reads one durable record, by calls on this thread.
+    ///
+    /// # Errors
+    /// [`Error::OffsetOutOfRange`] with what there is, [`Error::Damaged`], [`Error::Closed`].
+    pub fn read_one(&self, offset: u64) -> Result<OwnedRecord> {
+        reader::read_one(&self.0.shared, offset)
+    }
+
+    /// The offset of the first record that there is; that of the next one if there is none.
+    pub fn first_offset(&self) -> u64 {
+        self.0.shared.first_offset()
+    }
+
+    /// One past the last record that was written: what the next one gets, but for those queued.
+    pub fn next_offset(&self) -> u64 {
+        self.0.shared.appended_end()
+    }
+
+    /// One past the last record that is on the device.
+    pub fn durable_end(&self) -> u64 {
+        self.0.shared.durable_end()
+    }
+
+    /// What it did since it was opened.
+    pub fn stats(&self) -> Stats {
+        self.0.shared.metrics.read()
+    }
+
+    /// Its topic's settings.
+    pub fn config(&self) -> &TopicConfig {
+        &self.0.shared.config
+    }
+
+    /// Its number within the topic.
+    pub fn number(&self) -> u32 {
+        self.0.number
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.0.shared.dir
+    }
+
+    /// Writes all that is queued, gives preallocated space back, and ends the writer. Later calls tell the same.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.0.close()
+    }
+}
+
+impl Inner {
+    fn close(&self) -> Result<()> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(thread) = writer.take() else {
+            return if self.shared.failed.get().is_some() { Err(self.shared.why_stopped()) } else { Ok(()) };
+        };
+        let (answer, receiver) = oneshot::channel();
+        let told = self.queue.send(Message::Close { answer });
+        let result = match told {
+            Ok(()) => receiver.recv().unwrap_or_else(|_| Err(self.shared.why_stopped())),
+            Err(_) => Err(self.shared.why_stopped()),
+        };
+        // A panic of the writer was caught in its thread, and is the latch's error.
+        let _ = thread.join();
+        self.shared.closed.store(true, Ordering::Release);
+        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        result
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::warn!(%error, "a partition was dropped, and could not be closed cleanly");
+        }
+    }
+}
+
+/// Starts the writer's thread, and waits until it has its ring.
+fn start_writer(
+    shared: &Arc<Shared>,
+    clock: Arc<dyn Clock>,
+    start: Appender,
+    name: String,
+    core: Option<core_affinity::CoreId>,
+) -> Result<(Queue, JoinHandle<()>)> {
+    let (ready, started) = oneshot::channel();
+    let shared = Arc::clone(shared);
+    let dir = Arc::clone(&shared.dir);
+    let body = move || {
+        pin(core);
+        match prepare(&shared, clock, start) {
+            Ok((queue, writer)) => {
+                if ready.send(Ok(queue)).is_ok() {
+                    guard(&shared, writer);
+                }
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+            }
+        }
+    };
+    // The kernel shows 15 bytes of it.
+    let builder = thread::Builder::new().name(format!("log {name}"));
+    let thread = builder.spawn(body).map_err(Error::io("start a writer thread for", &dir))?;
+    match started.recv() {
+        Ok(Ok(queue)) => Ok((queue, thread)),
+        Ok(Err(error)) => Err(error),
+        Err(oneshot::RecvError) => Err(Error::WriterPanicked { path: dir.to_path_buf(), message: "it ended while it started".into() }),
+    }
+}
+
+fn pin(core: Option<core_affinity::CoreId>) {
+    if let Some(core) = core {
+        if !core_affinity::set_for_current(core) {
+            tracing::warn!(cpu = core.id, "a writer thread could not be pinned; it runs where the scheduler puts it");
+        }
+    }
+}
+
+/// Makes the ring on the thread that will use it, and the writer over it.
+fn prepare(shared: &Arc<Shared>, clock: Arc<dyn Clock>, start: Appender) -> Result<(Queue, Writer)> {
+    let config = RingConfig { depth: writer::DEPTH, files: 2, buffers: 2, buffer_bytes: shared.buffer_bytes(), one_thread: true };
+    // Buffered writes through io_uring go to kernel workers, at a multiple of the call's own cost.
+    let buffered = !start.active.direct;
+    let ring = if buffered { BlockingRing::new(&config).map(|ring| Box::new(ring) as Box<dyn Ring>) } else { shared.disk.ring(&config) };
+    let mut transfers = Transfers::new(ring.map_err(Error::io("make a ring for", &shared.dir))?);
+    let waker: Waker = transfers.waker();
+    let batches = usize::try_from(shared.config.queue_batches).expect("usize is 64 bits wide");
+    let (queue, inbox) = queue::queue(batches, shared.config.queue_bytes, waker);
+    Ok((queue, Writer::new(Arc::clone(shared), clock, inbox, transfers, start)?))
+}
+
+/// Runs the writer to its end. However it ends, whoever waits learns why.
+fn guard(shared: &Shared, mut writer: Writer) {
+    let ended = panic::catch_unwind(AssertUnwindSafe(|| writer.run()));
+    let error = match ended {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error,
+        Err(panic) => {
+            let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            Error::WriterPanicked { path: shared.dir.to_path_buf(), message }
+        }
+    };
+    tracing::error!(%error, path = %shared.dir.display(), "the partition takes no more appends until it is opened again");
+    // Before the writer goes, and with it every answer that it owes.
+    let _ = shared.failed.set(error);
+    drop(writer);
+}

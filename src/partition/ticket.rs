@@ -1,0 +1,91 @@
+//! The promise of an answer to one append.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Shared;
+use crate::error::{Error, Result};
+use crate::record::Batch;
+
+/// The answer to an append: the offsets of its records, or why they are not there.
+pub(super) type Answer = Result<Range<u64>>;
+
+/// An append that is queued. Dropping it leaves the append as it is: it happens, and nobody waits for it.
+#[derive(Debug)]
+#[must_use = "an append is acknowledged only once its ticket said so"]
+pub struct Ticket {
+    answer: oneshot::Receiver<Answer>,
+    shared: Arc<Shared>,
+}
+
+impl Ticket {
+    pub(super) fn new(answer: oneshot::Receiver<Answer>, shared: Arc<Shared>) -> Self {
+        Self { answer, shared }
+    }
+
+    /// Waits for the answer: the offsets of the batch's records.
+    ///
+    /// # Durability
+    /// As the topic's [`Durability`](crate::Durability) says; with the default, the records are on the device.
+    ///
+    /// # Blocking
+    /// Until the commit that holds the batch's last record is durable, or failed. It never waits for ever: a writer that
+    /// ends, however it ends, answers.
+    ///
+    /// # Errors
+    /// - [`Error::DiskFull`] if there was no room: later appends may succeed.
+    /// - [`Error::Failed`] if a write failed: the records may or may not be in the log when it is opened again.
+    /// - [`Error::Closed`] if the partition was closed before the append's turn came.
+    pub fn wait(self) -> Result<Range<u64>> {
+        match self.answer.recv() {
+            Ok(answer) => answer,
+            // The writer is gone, and said why before it let go of its end.
+            Err(oneshot::RecvError) => Err(self.shared.why_stopped()),
+        }
+    }
+
+    /// The answer if it is there, or the ticket back.
+    ///
+    /// # Errors
+    /// The inner result is that of [`Self::wait`].
+    pub fn try_wait(self) -> Result<Result<Range<u64>>, Self> {
+        match self.answer.try_recv() {
+            Ok(answer) => Ok(answer),
+            Err(oneshot::TryRecvError::Disconnected) => Ok(Err(self.shared.why_stopped())),
+            Err(oneshot::TryRecvError::Empty) => Err(self),
+        }
+    }
+
+    /// Waits at most so long for the answer; the ticket back if it did not come.
+    ///
+    /// # Errors
+    /// The inner result is that of [`Self::wait`].
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<Range<u64>>, Self> {
+        match self.answer.recv_timeout(timeout) {
+            Ok(answer) => Ok(answer),
+            Err(oneshot::RecvTimeoutError::Disconnected) => Ok(Err(self.shared.why_stopped())),
+            Err(oneshot::RecvTimeoutError::Timeout) => Err(self),
+        }
+    }
+}
+
+/// An append that was not queued, with its batch.
+#[derive(Debug)]
+pub struct TryAppendError {
+    /// The batch, given back.
+    pub batch: Batch,
+    /// Why; none if the queue was full.
+    pub error: Option<Error>,
+}
+
+impl std::fmt::Display for TryAppendError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.error {
+            Some(error) => error.fmt(f),
+            None => f.write_str("the partition's queue is full"),
+        }
+    }
+}
+
+impl std::error::Error for TryAppendError {}
