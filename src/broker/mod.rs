@@ -1,0 +1,350 @@
+//! The data directory: its lock, and the topics in it.
+//!
+//! A topic appears whole or not at all: it is laid out under a hidden name, which a rename makes its own; and it is deleted
+//! the same way backwards. What an interrupted one leaves under a hidden name is removed on opening.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::clock::{Clock, SystemClock};
+use crate::config::{BrokerConfig, Pinning, TopicConfig};
+use crate::error::{Error, Result};
+use crate::io::{Disk, EntryKind, Lock, OsDisk};
+use crate::partition::{OwnedRecord, PartitionReport};
+use crate::topic::{Appended, Cores, Surroundings, Topic, check_name};
+
+const LOCK: &str = ".lock";
+
+/// With these in front, a name of 249 bytes still is one of at most 255.
+const NEW: &str = ".new-";
+const DELETED: &str = ".del-";
+
+/// How deep a left-over is removed: a topic, its partitions, their files.
+const REMOVE_DEPTH: u32 = 4;
+
+/// What opening a data directory found.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct OpenReport {
+    /// Of every partition of every topic.
+    pub partitions: Vec<PartitionReport>,
+    /// What is neither a topic nor the engine's own. It is left alone.
+    pub ignored: Vec<PathBuf>,
+    /// Topics that were half made or half deleted, and are gone now.
+    pub removed: Vec<PathBuf>,
+}
+
+/// All topics of one data directory. Clones are handles to the same broker.
+///
+/// # Durability
+/// Dropping it loses nothing that was acknowledged; [`Self::close`] tells besides whether everything went well, and gives
+/// preallocated space back at once, also while handles to topics, partitions or readers are still held.
+#[derive(Debug, Clone)]
+pub struct Broker(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    dir: PathBuf,
+    disk: Arc<dyn Disk>,
+    report: OpenReport,
+    state: Mutex<Option<State>>,
+}
+
+/// There until the broker is closed.
+#[derive(Debug)]
+struct State {
+    around: Surroundings,
+    topics: BTreeMap<String, Topic>,
+}
+
+impl Broker {
+    /// Opens a data directory, making it if there is none, and all topics in it; what a crash left torn is mended.
+    ///
+    /// # Durability
+    /// Everything that is readable when this returns is on the device.
+    ///
+    /// # Errors
+    /// - [`Error::Locked`] if another broker has the directory; nothing of it was touched.
+    /// - [`Error::IoUringUnavailable`] if [`Backend::Uring`](crate::Backend::Uring) was asked for and the kernel refuses.
+    /// - [`Error::InvalidConfig`], [`Error::PartitionMissing`], and what the system says.
+    pub fn open(dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
+        config.fallback.validate()?;
+        let disk = OsDisk::new(config.backend).map_err(|source| Error::IoUringUnavailable { source: Arc::new(source) })?;
+        Self::start(Arc::new(disk), Arc::new(SystemClock::new()), dir.as_ref(), &config)
+    }
+
+    /// [`Self::open`] over a disk and a clock of the caller's.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    #[cfg(feature = "sim")]
+    pub fn open_on(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
+        config.fallback.validate()?;
+        Self::start(disk, clock, dir.as_ref(), &config)
+    }
+
+    fn start(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, dir: &Path, config: &BrokerConfig) -> Result<Self> {
+        create_dirs(&*disk, dir)?;
+        let lock_path = dir.join(LOCK);
+        let lock: Arc<dyn Lock> = match disk.lock(&lock_path) {
+            Ok(lock) => Arc::from(lock),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Error::Locked { path: dir.to_owned() }),
+            Err(error) => return Err(Error::io("lock", &lock_path)(error)),
+        };
+        let cores = Cores { cores: cores(&config.pinning), ..Cores::default() };
+        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores };
+        let mut report = OpenReport::default();
+        let mut topics = BTreeMap::new();
+        for (path, name) in list(&*disk, dir, &mut report)? {
+            let (topic, partitions, ignored) = Topic::open(&around, &path, &name, &config.fallback)?;
+            report.partitions.extend(partitions);
+            report.ignored.extend(ignored);
+            topics.insert(name, topic);
+        }
+        let state = Mutex::new(Some(State { around, topics }));
+        Ok(Self(Arc::new(Inner { dir: dir.to_owned(), disk, report, state })))
+    }
+
+    /// What opening found, and mended.
+    pub fn report(&self) -> &OpenReport {
+        &self.0.report
+    }
+
+    /// What carries reads and writes here: `uring` or `posix`.
+    pub fn backend(&self) -> &'static str {
+        self.0.disk.backend()
+    }
+
+    /// Makes a topic. After a crash it is there whole, or not at all.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTopicName`], [`Error::InvalidConfig`], [`Error::TopicExists`], [`Error::DiskFull`],
+    /// [`Error::Closed`], and what the system says; no topic was made then.
+    pub fn create_topic(&self, name: &str, config: TopicConfig) -> Result<Topic> {
+        check_name(name)?;
+        config.validate()?;
+        let mut state = self.0.state();
+        let state = open_state(&mut state, &self.0.dir)?;
+        let exists = || Error::TopicExists { topic: name.to_owned() };
+        if state.topics.contains_key(name) {
+            return Err(exists());
+        }
+        let (disk, dir) = (&*self.0.disk, &self.0.dir);
+        let hidden = dir.join(format!("{NEW}{name}"));
+        let path = dir.join(name);
+        let laid_out = disk.create_dir(&hidden).map_err(Error::io("create", &hidden)).and_then(|()| Topic::lay_out(disk, &hidden, &config));
+        let made = laid_out.and_then(|()| match disk.rename(&hidden, &path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+            result => result.map_err(Error::io("rename", &hidden)),
+        });
+        if let Err(error) = made {
+            remove_tree(disk, &hidden, REMOVE_DEPTH).unwrap_or_else(|error| tracing::warn!(%error, "a half-made topic is left until the next opening"));
+            return Err(disk_full_or(error));
+        }
+        let opened = disk
+            .sync_dir(dir)
+            .map_err(Error::io("sync the directory", dir))
+            .and_then(|()| Topic::open(&state.around, &path, name, &config));
+        match opened {
+            Ok((topic, _, _)) => {
+                state.topics.insert(name.to_owned(), topic.clone());
+                Ok(topic)
+            }
+            Err(error) => {
+                delete_tree(disk, dir, name).unwrap_or_else(|error| tracing::warn!(%error, "a topic that could not be opened is left"));
+                Err(disk_full_or(error))
+            }
+        }
+    }
+
+    /// Deletes a topic and all its records. Handles to it get [`Error::Closed`] from then on. After a crash it is there
+    /// whole, or not at all.
+    ///
+    /// # Blocking
+    /// Until what was queued for it is written.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], [`Error::Closed`], and what the system says.
+    pub fn delete_topic(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let mut state = self.0.state();
+        let state = open_state(&mut state, &self.0.dir)?;
+        let topic = state.topics.remove(name).ok_or_else(|| Error::TopicNotFound { topic: name.to_owned() })?;
+        if let Err(error) = topic.close() {
+            tracing::warn!(%error, "a topic that is deleted could not be closed cleanly");
+        }
+        delete_tree(&*self.0.disk, &self.0.dir, name)
+    }
+
+    /// A handle to a topic.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], [`Error::Closed`].
+    pub fn topic(&self, name: &str) -> Result<Topic> {
+        let mut state = self.0.state();
+        let state = open_state(&mut state, &self.0.dir)?;
+        state.topics.get(name).cloned().ok_or_else(|| Error::TopicNotFound { topic: name.to_owned() })
+    }
+
+    /// The topics' names, in order. None once the broker is closed.
+    pub fn topics(&self) -> Vec<String> {
+        self.0.state().as_ref().map(|state| state.topics.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// How many partitions a topic has.
+    ///
+    /// # Errors
+    /// As for [`Self::topic`].
+    pub fn num_partitions(&self, topic: &str) -> Result<u32> {
+        Ok(self.topic(topic)?.num_partitions())
+    }
+
+    /// The offset that the next record of a partition gets, but for those queued.
+    ///
+    /// # Errors
+    /// As for [`Self::topic`], and [`Error::PartitionNotFound`].
+    pub fn next_offset(&self, topic: &str, partition: u32) -> Result<u64> {
+        Ok(self.topic(topic)?.partition(partition)?.next_offset())
+    }
+
+    /// Appends one record, and waits until it is as durable as its topic asks for. See [`Topic::produce`].
+    ///
+    /// # Errors
+    /// As for [`Self::topic`] and [`Topic::produce`].
+    pub fn produce(&self, topic: &str, key: Option<&[u8]>, value: &[u8]) -> Result<Appended> {
+        self.topic(topic)?.produce(key, value)
+    }
+
+    /// Reads one durable record. See [`Partition::read_one`](crate::Partition::read_one).
+    ///
+    /// # Errors
+    /// As for [`Self::next_offset`] and [`Partition::read_one`](crate::Partition::read_one).
+    pub fn consume(&self, topic: &str, partition: u32, offset: u64) -> Result<OwnedRecord> {
+        self.topic(topic)?.partition(partition)?.read_one(offset)
+    }
+
+    /// Writes everything that is queued, gives preallocated space back, and lets go of the directory. All handles, clones of
+    /// this one among them, get [`Error::Closed`] from then on.
+    ///
+    /// # Errors
+    /// The first failure; everything is closed all the same. A partition that had stopped tells why.
+    pub fn close(self) -> Result<()> {
+        let Some(state) = self.0.state().take() else { return Err(Error::Closed { path: self.0.dir.clone() }) };
+        state.topics.values().map(Topic::close).fold(Ok(()), Result::and)
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, Option<State>> {
+        // The map is changed by single insertions and removals: whole at every moment that a panic could leave it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn open_state<'a>(state: &'a mut Option<State>, dir: &Path) -> Result<&'a mut State> {
+    state.as_mut().ok_or_else(|| Error::Closed { path: dir.to_owned() })
+}
+
+fn disk_full_or(error: Error) -> Error {
+    match error {
+        Error::Io { path, .. } if error.is_disk_full() => Error::DiskFull { path, needed: 0, appended: 0 },
+        error => error,
+    }
+}
+
+/// Makes `dir` and what is missing above it, each durable by name.
+fn create_dirs(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    match disk.create_dir(dir) {
+        Ok(()) => {
+            let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            disk.sync_dir(parent).map_err(Error::io("sync the directory", parent))
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            Some(parent) => {
+                create_dirs(disk, parent)?;
+                create_dirs(disk, dir)
+            }
+            None => Err(Error::io("create", dir)(error)),
+        },
+        Err(error) => Err(Error::io("create", dir)(error)),
+    }
+}
+
+/// The topics' directories and names. Left-overs of the engine's own are removed, everything else is reported.
+fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(PathBuf, String)>> {
+    let mut topics = Vec::new();
+    for entry in disk.list(dir).map_err(Error::io("list", dir))? {
+        let path = dir.join(&entry.name);
+        let name = entry.name.to_str().unwrap_or_default();
+        let left_over = name.strip_prefix(NEW).or_else(|| name.strip_prefix(DELETED)).is_some_and(|name| check_name(name).is_ok());
+        match entry.kind {
+            EntryKind::File if name == LOCK => {}
+            EntryKind::Directory if left_over => {
+                tracing::warn!(path = %path.display(), "removing a topic that was half made or half deleted");
+                remove_tree(disk, &path, REMOVE_DEPTH)?;
+                report.removed.push(path);
+            }
+            EntryKind::Directory if check_name(name).is_ok() && Topic::is_laid_out(disk, &path)? => topics.push((path, name.to_owned())),
+            _ => report.ignored.push(path),
+        }
+    }
+    if !report.removed.is_empty() {
+        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
+    }
+    topics.sort();
+    report.ignored.sort();
+    report.removed.sort();
+    Ok(topics)
+}
+
+/// Gives the topic a hidden name, durably, and then removes it: from the rename on it is gone.
+fn delete_tree(disk: &dyn Disk, dir: &Path, name: &str) -> Result<()> {
+    let (path, hidden) = (dir.join(name), dir.join(format!("{DELETED}{name}")));
+    match disk.rename(&path, &hidden) {
+        // One that an earlier deletion could not remove to its end.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            remove_tree(disk, &hidden, REMOVE_DEPTH)?;
+            disk.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
+        }
+        result => result.map_err(Error::io("rename", &path))?,
+    }
+    disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
+    remove_tree(disk, &hidden, REMOVE_DEPTH)?;
+    disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))
+}
+
+/// Removes a directory of the engine's own, and what is in it. Links are removed, never followed.
+fn remove_tree(disk: &dyn Disk, dir: &Path, depth: u32) -> Result<()> {
+    let entries = match disk.list(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        result => result.map_err(Error::io("list", dir))?,
+    };
+    for entry in entries {
+        let path = dir.join(&entry.name);
+        if entry.kind == EntryKind::Directory && depth > 0 {
+            remove_tree(disk, &path, depth - 1)?;
+        } else {
+            disk.remove_file(&path).map_err(Error::io("remove", &path))?;
+        }
+    }
+    disk.remove_dir(dir).map_err(Error::io("remove", dir))
+}
+
+/// The CPUs to pin writers to, all of them within the mask that this thread inherited.
+fn cores(pinning: &Pinning) -> Vec<core_affinity::CoreId> {
+    let allowed = || core_affinity::get_core_ids().unwrap_or_default();
+    match pinning {
+        Pinning::None => Vec::new(),
+        Pinning::Auto => allowed(),
+        Pinning::Cores(wanted) => {
+            let (inside, outside): (Vec<_>, Vec<_>) = wanted.iter().partition(|&&id| allowed().iter().any(|core| core.id == id));
+            if !outside.is_empty() {
+                tracing::warn!(cpus = ?outside, "not in the inherited CPU mask; writers are pinned to the others, or to none");
+            }
+            inside.into_iter().map(|&id| core_affinity::CoreId { id }).collect()
+        }
+    }
+}

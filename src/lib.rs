@@ -1,0 +1,31 @@
+//! An embeddable, append-only, partitioned commit log for Linux, on io_uring.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("sapwood is for 64-bit Linux");
+
+mod broker;
+#[cfg(feature = "sim")]
+pub mod clock;
+#[cfg(not(feature = "sim"))]
+mod clock;
+mod config;
+mod error;
+#[cfg(feature = "sim")]
+pub mod io;
+#[cfg(not(feature = "sim"))]
+mod io;
+mod metrics;
+mod partition;
+mod record;
+mod segment;
+mod topic;
+
+pub use broker::{Broker, OpenReport};
+pub use config::{BrokerConfig, Durability, Pinning, TopicConfig};
+pub use error::{Error, Result};
+pub use io::Backend;
+pub use metrics::Stats;
+pub use partition::{OwnedRecord, Partition, PartitionReport, ReadUpTo, Reader, Records, RecordsIter, Ticket, TornTail, TryAppendError};
+pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
+pub use topic::{Appended, Topic};
