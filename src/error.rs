@@ -114,7 +114,9 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// io_uring was asked for, and the kernel does not grant it.
-    #[error("io_uring is not available: {source}; it may be denied by a container's seccomp profile or by kernel.io_uring_disabled, or the kernel is too old. Backend::Auto or Backend::Posix work without it")]
+    #[error(
+        "io_uring is not available: {source}; it may be denied by a container's seccomp profile or by kernel.io_uring_disabled, or the kernel is too old. Backend::Auto or Backend::Posix work without it"
+    )]
     IoUringUnavailable {
         /// The kernel's answer.
         source: Arc<io::Error>,

@@ -140,7 +140,8 @@ impl Broker {
             result => result.map_err(Error::io("rename", &hidden)),
         });
         if let Err(error) = made {
-            remove_tree(disk, &hidden, REMOVE_DEPTH).unwrap_or_else(|error| tracing::warn!(%error, "a half-made topic is left until the next opening"));
+            remove_tree(disk, &hidden, REMOVE_DEPTH)
+                .unwrap_or_else(|error| tracing::warn!(%error, "a half-made topic is left until the next opening"));
             return Err(disk_full_or(error));
         }
         let opened = disk

@@ -145,6 +145,7 @@ pub enum Create {
 /// One open file. All methods block; any thread may call them.
 ///
 /// A file opened with `direct` takes only transfers whose position, length and memory are multiples of [`BLOCK`].
+#[allow(clippy::len_without_is_empty, reason = "measuring can fail, and nobody asks only whether a file is empty")]
 pub trait File: Debug + Send + Sync {
     /// Bytes in the file, preallocated ones included.
     fn len(&self) -> io::Result<u64>;

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, RenameFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -142,7 +142,7 @@ fn takes_blocks(file: &fs::File) -> bool {
     use rustix::fs::{AtFlags, StatxFlags, statx};
     match statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
-            let fits = |align: u32| align != 0 && super::BLOCK % u64::from(align) == 0;
+            let fits = |align: u32| align != 0 && super::BLOCK.is_multiple_of(u64::from(align));
             fits(stat.stx_dio_mem_align) && fits(stat.stx_dio_offset_align)
         }
         _ => true,

@@ -183,6 +183,7 @@ impl Transfers {
     }
 
     /// The next transfer that ended, if one did. Never blocks.
+    #[allow(clippy::should_implement_trait, reason = "it can fail, and an end is not for ever: no iterator")]
     pub fn next(&mut self) -> io::Result<Option<Done>> {
         loop {
             if let Some(done) = self.rejected.pop() {

@@ -114,7 +114,8 @@ impl UringRing {
         let registered = buffer.registered_with(&self.id);
         // Bounds-checked: the entry never names memory outside the buffer.
         let bytes = &mut buffer[range];
-        let length = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= MAX_TRANSFER).expect("one operation moves at most MAX_TRANSFER");
+        let length =
+            u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= MAX_TRANSFER).expect("one operation moves at most MAX_TRANSFER");
         let address = bytes.as_mut_ptr();
         let flags = match action {
             Action::Write { durable: true } => libc::RWF_DSYNC,
@@ -192,11 +193,11 @@ impl Ring for UringRing {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a file without a descriptor on io_uring"));
         };
         let slot = attach(&mut self.files, file)?;
-        if self.files_registered {
-            if let Err(error) = self.ring.submitter().register_files_update(slot.0, &[fd]) {
-                self.files[slot_index(slot)] = None;
-                return Err(error);
-            }
+        if self.files_registered
+            && let Err(error) = self.ring.submitter().register_files_update(slot.0, &[fd])
+        {
+            self.files[slot_index(slot)] = None;
+            return Err(error);
         }
         Ok(slot)
     }
@@ -327,7 +328,8 @@ fn register_buffers(ring: &IoUring, id: &Arc<RingId>, buffers: &mut [Buffer], to
     if buffers.is_empty() {
         return Ok(());
     }
-    let vectors: Vec<_> = buffers.iter_mut().map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }).collect();
+    let vectors: Vec<_> =
+        buffers.iter_mut().map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }).collect();
     // SAFETY: each vector is a whole live `Buffer`. The kernel pins the pages, so an operation that names them touches
     // those pages also if the buffer were unmapped; and only `submit`, which owns the buffer meanwhile, names them.
     match unsafe { ring.submitter().register_buffers(&vectors) } {

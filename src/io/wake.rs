@@ -12,7 +12,8 @@ pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+        // Blocking: some kernels answer io_uring's read of a non-blocking file with EAGAIN at once, instead of waiting.
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?)))
     }
 
     /// Makes the ring's current or next wait return.
@@ -21,7 +22,7 @@ impl Waker {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes all wakes so far, so that the next wait blocks again.
+    /// Takes all wakes so far, so that the next wait blocks again. Blocks if there was none.
     pub(super) fn clear(&self) {
         let mut counter = [0; 8];
         let _ = rustix::io::read(&*self.0, &mut counter);

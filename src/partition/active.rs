@@ -52,12 +52,22 @@ impl Active {
             let index = open_index(shared, &segment, Kind::Index, Create::Empty)?;
             let time_index = open_index(shared, &segment, Kind::TimeIndex, Create::Empty)?;
             shared.disk.sync_dir(&shared.dir).map_err(|error| full_or_io(error, "sync the directory", &shared.dir, 0))?;
-            Ok(Self { segment: Arc::clone(&segment), log, direct, index, time_index, index_end: 0, allocated: 0, zeroed: 0, zeroing_pays: true })
+            Ok(Self {
+                segment: Arc::clone(&segment),
+                log,
+                direct,
+                index,
+                time_index,
+                index_end: 0,
+                allocated: 0,
+                zeroed: 0,
+                zeroing_pays: true,
+            })
         });
-        if let Err(error) = &made {
-            if error.is_disk_full() {
-                remove_files(&*shared.disk, &segment);
-            }
+        if let Err(error) = &made
+            && error.is_disk_full()
+        {
+            remove_files(&*shared.disk, &segment);
         }
         made
     }
@@ -202,10 +212,10 @@ fn remove_files(disk: &dyn Disk, segment: &Segment) {
     // The log last: without it the others are nothing.
     for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
         let path = segment.path(kind);
-        if let Err(error) = disk.remove_file(&path) {
-            if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(%error, path = %path.display(), "a segment that found no room could not be removed");
-            }
+        if let Err(error) = disk.remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, path = %path.display(), "a segment that found no room could not be removed");
         }
     }
 }

@@ -43,7 +43,17 @@ impl Commit {
     pub(super) fn new(mut buffer: Buffer, start: u64, prefix: &[u8], since: std::time::Duration) -> Self {
         buffer[..prefix.len()].copy_from_slice(prefix);
         let at = start - to_u64(prefix.len());
-        Self { buffer: Some(buffer), at, start, used: prefix.len(), records: 0, end_offset: 0, waiters: Vec::new(), entries: Vec::new(), since }
+        Self {
+            buffer: Some(buffer),
+            at,
+            start,
+            used: prefix.len(),
+            records: 0,
+            end_offset: 0,
+            waiters: Vec::new(),
+            entries: Vec::new(),
+            since,
+        }
     }
 
     /// One past the last byte of its last record, in the log.

@@ -380,10 +380,10 @@ fn start_writer(
 }
 
 fn pin(core: Option<core_affinity::CoreId>) {
-    if let Some(core) = core {
-        if !core_affinity::set_for_current(core) {
-            tracing::warn!(cpu = core.id, "a writer thread could not be pinned; it runs where the scheduler puts it");
-        }
+    if let Some(core) = core
+        && !core_affinity::set_for_current(core)
+    {
+        tracing::warn!(cpu = core.id, "a writer thread could not be pinned; it runs where the scheduler puts it");
     }
 }
 

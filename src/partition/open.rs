@@ -139,10 +139,10 @@ fn check_sealed(disk: &dyn Disk, dir: &Arc<Path>, base: u64, next: u64, config: 
     let path = dir.join(Name { base, kind: Kind::Log }.to_string());
     let log = disk.open(&path, Open::READ).map_err(Error::io("open", &path))?;
     let len = log.len().map_err(Error::io("measure", &path))?;
-    if let Some(walk) = walk_from_index(disk, dir, &*log, base, len, config)? {
-        if walk.next_offset == next {
-            return Ok(walk.end(dir, base, walk.position));
-        }
+    if let Some(walk) = walk_from_index(disk, dir, &*log, base, len, config)?
+        && walk.next_offset == next
+    {
+        return Ok(walk.end(dir, base, walk.position));
     }
     // The index is missing, stale or wrong, or the log is damaged: the whole log tells which.
     let walk = Walk::over(&*log, &path, (base, 0), len, base, config.index_interval)?;

@@ -16,11 +16,18 @@ use crate::record::{Batch, to_u64};
 /// What the writer is asked for.
 #[derive(Debug)]
 pub(super) enum Message {
-    Append { batch: Batch, answer: oneshot::Sender<Answer> },
+    Append {
+        batch: Batch,
+        answer: oneshot::Sender<Answer>,
+    },
     /// Answered when all that was queued before is on the device.
-    Sync { answer: oneshot::Sender<Result<()>> },
+    Sync {
+        answer: oneshot::Sender<Result<()>>,
+    },
     /// Answered when all that was queued before is done and the files are closed.
-    Close { answer: oneshot::Sender<Result<()>> },
+    Close {
+        answer: oneshot::Sender<Result<()>>,
+    },
 }
 
 impl Message {

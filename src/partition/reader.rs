@@ -284,7 +284,11 @@ impl Reader {
         let place = Place { slot: *slot, position: self.cursor.position, direct: false };
         self.transfers.start(READ, Action::Read, place, buffer, at..needed);
         let done = self.transfers.finish(READ).map_err(Error::io("read", &path))?;
-        if is_large { self.large = Some(done.buffer) } else { self.buffer = Some(done.buffer) };
+        if is_large {
+            self.large = Some(done.buffer)
+        } else {
+            self.buffer = Some(done.buffer)
+        };
         match done.result {
             Ok(read) if to_u64(read) == want => Ok(()),
             // Records that were there are gone: somebody cut the file.
@@ -319,7 +323,11 @@ impl Reader {
         match Header::check(bytes, left, next) {
             Ok(header) if header.record_bytes() > want => {
                 // Behind other records it waits for the next read.
-                if batch.filled > 0 { Checked::Records { bytes: 0, next } } else { Checked::LargerThanBatch { bytes: header.record_bytes() } }
+                if batch.filled > 0 {
+                    Checked::Records { bytes: 0, next }
+                } else {
+                    Checked::LargerThanBatch { bytes: header.record_bytes() }
+                }
             }
             Ok(_) => Checked::Flawed(flaw),
             // Too little of its header was read to tell.

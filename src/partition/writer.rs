@@ -158,13 +158,13 @@ impl Writer {
             self.sync()?;
         }
         self.answer_syncs();
-        if self.is_idle() {
-            if let Some(answer) = self.closing.take() {
-                let closed = self.close();
-                // Nobody may be waiting: a dropped partition closes too.
-                let _ = answer.send(closed);
-                return Ok(Step::End);
-            }
+        if self.is_idle()
+            && let Some(answer) = self.closing.take()
+        {
+            let closed = self.close();
+            // Nobody may be waiting: a dropped partition closes too.
+            let _ = answer.send(closed);
+            return Ok(Step::End);
         }
         Ok(self.what_next())
     }
@@ -222,10 +222,10 @@ impl Writer {
     /// Puts what waits into the open commit, as far as there is room.
     fn fill(&mut self) -> Result<()> {
         loop {
-            if let Some(carried) = self.carried.take() {
-                if !self.place(carried)? {
-                    return Ok(());
-                }
+            if let Some(carried) = self.carried.take()
+                && !self.place(carried)?
+            {
+                return Ok(());
             }
             if self.closing.is_some() {
                 return Ok(());
@@ -308,7 +308,7 @@ impl Writer {
             if indexed {
                 open.entries.push(IndexEntry { offset, position, timestamp });
             }
-            self.next_offset += 1;
+            self.next_offset = offset.checked_add(1).expect("fewer than 2^64 records");
             self.last_timestamp = timestamp;
             carried.at += bytes;
             carried.placed += 1;

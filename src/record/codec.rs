@@ -278,7 +278,10 @@ mod tests {
     fn empty_keys_and_values_are_records() {
         for (key, value) in [(&b""[..], &b""[..]), (b"", b"v"), (b"k", b"")] {
             let bytes = encode(0, 0, key, value);
-            assert_eq!(Record::decode(&bytes, 0).unwrap(), (Record { offset: 0, timestamp: 0, key, value }, HEADER_BYTES + key.len() + value.len()));
+            assert_eq!(
+                Record::decode(&bytes, 0).unwrap(),
+                (Record { offset: 0, timestamp: 0, key, value }, HEADER_BYTES + key.len() + value.len())
+            );
         }
     }
 }

@@ -66,13 +66,17 @@ impl<'a> Scanner<'a> {
             Ok(header) => header,
             Err(flaw) => return self.end_or(flaw),
         };
+        let Some(following) = self.offset.checked_add(1) else {
+            // The last offset that 64 bits hold: no partition gets there, so it is no record of one.
+            return self.end_or(Flaw::OffsetGap { found: self.offset, expected: self.offset });
+        };
         let computed = self.checksum(&header)?;
         if computed != header.crc {
             return self.end_or(Flaw::BadChecksum { stored: header.crc, computed });
         }
         let found = Found { offset: self.offset, position: self.position, timestamp: header.timestamp };
         self.position += header.record_bytes();
-        self.offset += 1;
+        self.offset = following;
         Ok(Step::Record(found))
     }
 

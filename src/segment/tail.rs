@@ -161,7 +161,8 @@ mod tests {
 
     #[test]
     fn whole_records_are_counted_wherever_they_lie() {
-        let bytes = [&[7; 100][..], &record(12, b"a"), &[0; 45], &record(13, b""), &record(9, b"older"), &record(14, b"torn")[..30]].concat();
+        let bytes =
+            [&[7; 100][..], &record(12, b"a"), &[0; 45], &record(13, b""), &record(9, b"older"), &record(14, b"torn")[..30]].concat();
         assert_eq!(count_records(&bytes, 10), (2, true));
         assert_eq!(count_records(&bytes, 13), (1, true));
         assert_eq!(count_records(&bytes[..20], 0), (0, true));

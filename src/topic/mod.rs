@@ -79,7 +79,12 @@ impl Topic {
     }
 
     /// Opens all partitions of the topic in `dir`, with `fallback` for what its own settings do not tell.
-    pub(crate) fn open(around: &Surroundings, dir: &Path, name: &str, fallback: &TopicConfig) -> Result<(Self, Vec<PartitionReport>, Vec<PathBuf>)> {
+    pub(crate) fn open(
+        around: &Surroundings,
+        dir: &Path,
+        name: &str,
+        fallback: &TopicConfig,
+    ) -> Result<(Self, Vec<PartitionReport>, Vec<PathBuf>)> {
         let (numbers, ignored) = partition_numbers(&*around.disk, dir)?;
         let counted = numbers.last().map_or(0, |last| last + 1);
         let config = settings::read(&*around.disk, dir, fallback, counted)?;
@@ -94,7 +99,8 @@ impl Topic {
             let lock = Arc::clone(&around.lock);
             let placement = Placement { topic: name.to_owned(), number, core: around.cores.next(), lock };
             let dir = dir.join(number.to_string());
-            let (partition, report) = Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), placement)?;
+            let (partition, report) =
+                Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), placement)?;
             opened.push(partition);
             reports.push(report);
         }
