@@ -8,6 +8,7 @@ mod commit;
 mod open;
 mod queue;
 mod reader;
+mod syncer;
 mod ticket;
 mod writer;
 

@@ -18,6 +18,7 @@ use std::time::Duration;
 use super::active::Active;
 use super::commit::{Commit, Waiter};
 use super::queue::{Hearing, Inbox, Message};
+use super::syncer::Syncer;
 use super::ticket::Answer;
 use super::{Appender, Shared};
 use crate::clock::Clock;
@@ -69,6 +70,15 @@ struct Carried {
     timestamp: u64,
     /// Whether the rest that goes into the active segment was given room.
     has_room: bool,
+    /// Whether it waits for the next segment.
+    needs_roll: bool,
+}
+
+/// An end of the log.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    position: u64,
+    offset: u64,
 }
 
 /// Why a batch's next record did not go into the open commit.
@@ -102,8 +112,11 @@ pub(super) struct Writer {
     zeroing: Option<Range<u64>>,
     /// Bytes per commit, smoothed.
     typical_bytes: u64,
-    /// Bytes that the kernel has and the device may not, and since when.
+    /// Bytes that the kernel has and no sync was begun for, and since when.
     unsynced: Option<(u64, Duration)>,
+    syncer: Option<Syncer>,
+    /// Where the log ended when the sync under way began.
+    syncing: Option<End>,
     /// Since when index entries wait.
     index_since: Option<Duration>,
     transfers: Transfers,
@@ -135,6 +148,8 @@ impl Writer {
             zeroing: None,
             typical_bytes: 0,
             unsynced: None,
+            syncer: None,
+            syncing: None,
             index_since: None,
             transfers,
         })
@@ -154,8 +169,9 @@ impl Writer {
             self.write_index();
         }
         self.zero_ahead();
+        self.finish_sync()?;
         if self.sync_is_due() {
-            self.sync()?;
+            self.begin_sync()?;
         }
         self.answer_syncs();
         if self.is_idle()
@@ -187,12 +203,18 @@ impl Writer {
 
     /// Nothing is under way or half done.
     fn is_idle(&self) -> bool {
-        self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.zeroing.is_none()
+        self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.is_rested()
+    }
+
+    /// No upkeep is under way that the active segment's end must wait for.
+    fn is_rested(&self) -> bool {
+        self.zeroing.is_none() && self.syncing.is_none()
     }
 
     fn what_next(&mut self) -> Step {
         let launchable = self.open_is_due() || self.carried.is_some() || self.closing.is_some();
-        if self.flight.is_some() || self.zeroing.is_some() && launchable {
+        let ends_segment = self.closing.is_some() || self.carried.as_ref().is_some_and(|carried| carried.needs_roll);
+        if self.flight.is_some() || self.zeroing.is_some() && launchable || self.syncing.is_some() && ends_segment {
             // A completion comes by itself. Until then, only a batch that there is room for is worth hearing of.
             let takes_more = self.carried.is_none() && self.closing.is_none();
             return Step::Wait(if takes_more { Hearing::Plenty } else { Hearing::Nothing }, None);
@@ -210,7 +232,8 @@ impl Writer {
             return Step::Again;
         }
         let linger = self.open.as_ref().map(|open| (open.since + self.linger()).saturating_sub(now));
-        let sync = self.unsynced.and_then(|(_, since)| match self.shared.config.durability {
+        // While a sync is under way, its end is what brings the next.
+        let sync = self.unsynced.filter(|_| self.syncing.is_none()).and_then(|(_, since)| match self.shared.config.durability {
             Durability::Interval { time, .. } => Some((since + time).saturating_sub(now)),
             Durability::Durable | Durability::Os => None,
         });
@@ -234,7 +257,7 @@ impl Writer {
                 Some(Message::Append { batch, answer }) => {
                     let timestamp = self.clock.wall_ns().max(self.last_timestamp);
                     let first = self.next_offset;
-                    self.carried = Some(Carried { batch, answer, at: 0, first, placed: 0, timestamp, has_room: false });
+                    self.carried = Some(Carried { batch, answer, at: 0, first, placed: 0, timestamp, has_room: false, needs_roll: false });
                 }
                 Some(Message::Sync { answer }) => self.syncs.push((self.next_offset, answer)),
                 Some(Message::Close { answer }) => self.closing = Some(answer),
@@ -259,7 +282,8 @@ impl Writer {
                 }
                 Ok(Some(Blocked::SegmentFull)) => {
                     // Every record before is durable before the new segment holds any.
-                    if self.open.is_some() || self.flight.is_some() || self.zeroing.is_some() {
+                    if self.open.is_some() || self.flight.is_some() || !self.is_rested() {
+                        carried.needs_roll = true;
                         self.carried = Some(carried);
                         return Ok(false);
                     }
@@ -267,6 +291,7 @@ impl Writer {
                         return self.refuse(carried, error).map(|()| true);
                     }
                     carried.has_room = false;
+                    carried.needs_roll = false;
                 }
                 Err(error) => return self.refuse(carried, error).map(|()| true),
             }
@@ -474,14 +499,31 @@ impl Writer {
             Durability::Interval { bytes: limit, time } => bytes >= limit || self.clock.monotonic() >= since + time,
             Durability::Durable | Durability::Os => false,
         };
-        self.flight.is_none() && (asked || interval)
+        self.syncing.is_none() && (asked || interval)
     }
 
-    fn sync(&mut self) -> Result<()> {
+    /// Has everything synced that the kernel has now. Appends go on meanwhile.
+    fn begin_sync(&mut self) -> Result<()> {
+        if self.syncer.is_none() {
+            let started = Syncer::start("log sync".to_owned(), self.transfers.waker());
+            self.syncer = Some(started.map_err(Error::io("start a syncing thread for", &self.shared.dir))?);
+        }
+        if let Some(syncer) = &self.syncer {
+            syncer.begin(Arc::clone(&self.active.log));
+        }
+        self.syncing = Some(End { position: self.active.segment.appended(), offset: self.shared.appended_end() });
+        self.unsynced = None;
+        Ok(())
+    }
+
+    fn finish_sync(&mut self) -> Result<()> {
+        let Some(End { position, offset }) = self.syncing else { return Ok(()) };
+        let Some(result) = self.syncer.as_ref().and_then(Syncer::result) else { return Ok(()) };
         let segment = &self.active.segment;
-        self.active.log.sync().map_err(Error::io("sync", &segment.path(Kind::Log)))?;
-        segment.set_durable(segment.appended());
-        self.everything_is_durable();
+        result.map_err(Error::io("sync", &segment.path(Kind::Log)))?;
+        self.syncing = None;
+        segment.set_durable(position);
+        self.shared.set_durable_end(offset);
         self.shared.metrics.sync();
         Ok(())
     }
