@@ -1,0 +1,34 @@
+//! Public behaviour, one binary. What stands on the disk is judged by `oracle`, which knows the format page and nothing of the engine.
+#![allow(clippy::unwrap_used, reason = "tests: a failure is a panic with its place")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_possible_wrap,
+    reason = "tests: the numbers are small and chosen here"
+)]
+#![allow(clippy::print_stderr, reason = "tests: a failure tells its seed and its backend")]
+#![allow(unreachable_pub, reason = "one binary: everything is reachable from here alone")]
+
+mod child;
+mod damage;
+mod format;
+mod oracle;
+mod sim;
+mod support;
+
+mod api;
+mod crash;
+mod durability;
+mod foreign;
+mod kill;
+mod latch;
+mod layers;
+mod locking;
+mod oracle_checks;
+mod producers;
+mod property;
+mod reading;
+mod recovery;
+mod space;
+mod time;
+mod topics;

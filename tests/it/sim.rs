@@ -1,0 +1,95 @@
+//! What the tests on the simulated disk share.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sapwood::clock::SystemClock;
+use sapwood::io::sim::SimDisk;
+use sapwood::{Backend, Broker, Partition, Result, TopicConfig};
+
+use crate::oracle::{self, Report};
+use crate::support::{TOPIC, config, copy_dir, partition_of, scratch};
+
+/// The data directory on the simulated disk.
+pub const DATA: &str = "/made/data";
+
+pub const EINTR: i32 = 4;
+pub const EIO: i32 = 5;
+pub const EAGAIN: i32 = 11;
+pub const ENOSPC: i32 = 28;
+
+/// Settings for a disk in memory: several small segments, allocated in small pieces.
+pub fn tiny(segment_bytes: u64) -> TopicConfig {
+    TopicConfig { segment_bytes, preallocate_bytes: 4096, commit_bytes: 4096, ..TopicConfig::default() }
+}
+
+pub fn try_open(sim: &SimDisk, fallback: &TopicConfig) -> Result<Broker> {
+    Broker::open_on(Arc::new(sim.clone()), Arc::new(SystemClock::new()), DATA, config(Backend::Auto, fallback.clone()))
+}
+
+#[track_caller]
+pub fn open(sim: &SimDisk) -> Broker {
+    try_open(sim, &tiny(270)).unwrap()
+}
+
+/// A disk with the topic [`TOPIC`] on it, open.
+#[track_caller]
+pub fn create(seed: u64, topic: &TopicConfig) -> (SimDisk, Broker, Partition) {
+    let sim = SimDisk::new(seed);
+    let broker = open(&sim);
+    broker.create_topic(TOPIC, topic.clone()).unwrap();
+    let partition = partition_of(&broker);
+    (sim, broker, partition)
+}
+
+/// The directory of partition 0 of [`TOPIC`].
+pub fn dir() -> PathBuf {
+    Path::new(DATA).join(TOPIC).join("0")
+}
+
+/// A disk that holds a partition written by another hand, damaged as told.
+pub fn with_partition(seed: u64, from: &Path, harm: impl FnOnce(&Path)) -> SimDisk {
+    let scratch = scratch();
+    let copy = scratch.path().join("copy");
+    copy_dir(from, &copy);
+    harm(&copy);
+    let sim = SimDisk::new(seed);
+    sim.import(&copy, &dir()).unwrap();
+    sim
+}
+
+/// Copies partition 0 out of the disk, and gives it to `judge`.
+pub fn exported<T>(sim: &SimDisk, judge: impl FnOnce(&Path) -> T) -> T {
+    let scratch = scratch();
+    sim.export(&dir(), scratch.path()).unwrap();
+    judge(scratch.path())
+}
+
+/// The oracle's word on partition 0: nothing but preallocated space and foreign files may be noted.
+#[track_caller]
+pub fn assert_sound(sim: &SimDisk) -> Report {
+    exported(sim, oracle::assert_sound)
+}
+
+/// The same while appends are under way, or were just now.
+#[track_caller]
+pub fn assert_sound_while_open(sim: &SimDisk) -> Report {
+    let scratch = scratch();
+    let start = std::time::Instant::now();
+    loop {
+        sim.export(&dir(), scratch.path()).unwrap();
+        let report = oracle::check(scratch.path());
+        let newest = report.segments.last().map(|segment| format!("{:020}.", segment.base)).unwrap_or_default();
+        let under_way = report.wrong().iter().all(|finding| finding.code == "EMPTY_INDEX" && finding.file.starts_with(&newest));
+        if report.wrong().is_empty() || !under_way || start.elapsed() > oracle::HANG_LIMIT {
+            return oracle::assert_sound(scratch.path());
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The same after a clean close. The simulated disk's files have no blocks, so their lengths speak for them.
+#[track_caller]
+pub fn assert_closed(sim: &SimDisk, index_interval: u64) -> Report {
+    exported(sim, |dir| oracle::assert_closed(dir, index_interval))
+}
