@@ -182,8 +182,9 @@ impl Broker {
     /// A handle to a topic.
     ///
     /// # Errors
-    /// [`Error::TopicNotFound`], [`Error::Closed`].
+    /// [`Error::InvalidTopicName`], [`Error::TopicNotFound`], [`Error::Closed`].
     pub fn topic(&self, name: &str) -> Result<Topic> {
+        check_name(name)?;
         let mut state = self.0.state();
         let state = open_state(&mut state, &self.0.dir)?;
         state.topics.get(name).cloned().ok_or_else(|| Error::TopicNotFound { topic: name.to_owned() })

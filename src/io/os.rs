@@ -53,7 +53,8 @@ impl OsDisk {
                 Ok(()) => true,
                 Err(error) => {
                     tracing::warn!(%error, "io_uring is not available here (denied by a container's seccomp profile or by \
-                        kernel.io_uring_disabled, or an old kernel); using pwritev2 and preadv2 instead");
+                        kernel.io_uring_disabled, no locked memory allowed by RLIMIT_MEMLOCK, or an old kernel); using pwritev2 and \
+                        preadv2 instead");
                     false
                 }
             },

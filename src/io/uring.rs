@@ -93,11 +93,15 @@ impl UringRing {
         })
     }
 
+    fn queue(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: every entry queued was made by `entry_of` or `arm_wake`, which name the memory it uses and
+        // why that stays valid: in `in_flight` or `wake_counter` until the completion was reaped.
+        unsafe { self.ring.submission().push(entry) }.map_err(|_| io::Error::other("more operations than the ring's depth"))
+    }
+
     /// Queues one entry and tells the kernel.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        // SAFETY: every entry pushed here was made by `entry_of` or `arm_wake`, which name the memory it uses and
-        // why that stays valid: in `in_flight` or `wake_counter` until the completion was reaped.
-        unsafe { self.ring.submission().push(entry) }.map_err(|_| io::Error::other("more operations than the ring's depth"))?;
+        self.queue(entry)?;
         loop {
             match self.ring.submit() {
                 Ok(_) => return Ok(()),
@@ -141,11 +145,11 @@ impl UringRing {
         }
     }
 
-    /// Submits the read that completes when the waker is used.
+    /// Queues the read that completes when the waker is used; the call that waits submits it.
     fn arm_wake(&mut self) -> io::Result<()> {
         let fd = types::Fd(self.waker.as_fd().as_raw_fd());
         let entry = opcode::Read::new(fd, self.wake_counter.as_mut_ptr(), 8).build().user_data(WAKE);
-        self.push(&entry)?;
+        self.queue(&entry)?;
         self.wake = Wake::Armed;
         Ok(())
     }
@@ -275,6 +279,10 @@ impl Drop for UringRing {
         loop {
             while let Ok(Some(_)) = self.reap() {}
             if self.wake != Wake::Armed && self.in_flight.iter().all(Option::is_none) {
+                if self.files_registered {
+                    // The kernel takes a closed ring apart later: until then deleted files would keep their space.
+                    let _ = self.ring.submitter().unregister_files();
+                }
                 return;
             }
             let left = deadline.saturating_duration_since(Instant::now());

@@ -35,6 +35,8 @@ pub(super) struct Active {
     allocated: u64,
     /// Up to here every byte was written once, by records or as zeros.
     pub(super) zeroed: u64,
+    /// Whether index entries could not be written, and that was told.
+    index_failed: bool,
     /// Whether zeros ahead pay: not where space is allocated on writing anyway.
     pub(super) zeroing_pays: bool,
 }
@@ -59,6 +61,7 @@ impl Active {
                 index,
                 time_index,
                 index_end: 0,
+                index_failed: false,
                 allocated: 0,
                 zeroed: 0,
                 zeroing_pays: true,
@@ -82,7 +85,18 @@ impl Active {
         let index_end = index.len().and_then(|bytes| Ok(bytes.min(time_index.len()?))).map_err(Error::io("measure", &path))?;
         let index_end = index_end - index_end % ENTRY_BYTES;
         let end = segment.appended();
-        Ok(Self { segment, log, direct, index, time_index, index_end, allocated: end, zeroed: end, zeroing_pays: true })
+        Ok(Self {
+            segment,
+            log,
+            direct,
+            index,
+            time_index,
+            index_end,
+            index_failed: false,
+            allocated: end,
+            zeroed: end,
+            zeroing_pays: true,
+        })
     }
 
     /// The bytes of the block that holds the end of the log, up to the end.
@@ -142,10 +156,11 @@ impl Active {
         }
     }
 
-    /// Room that was never written, behind byte `from`: what to write zeros to next, at most `bytes`.
+    /// Room that was never written, behind byte `from`: the whole blocks to write zeros to next, at most `bytes`.
     pub(super) fn to_zero(&self, from: u64, bytes: u64) -> Range<u64> {
-        let start = self.zeroed.max(from.next_multiple_of(BLOCK));
-        start..self.allocated.min(start.saturating_add(bytes)).max(start)
+        let start = self.zeroed.max(from).next_multiple_of(BLOCK);
+        let room = self.allocated - self.allocated % BLOCK;
+        start..room.min(start.saturating_add(bytes)).max(start)
     }
 
     /// Whether enough index entries wait to be worth two writes; the first of a segment always are.
@@ -165,10 +180,14 @@ impl Active {
         for (kind, file) in [(Kind::Index, &self.index), (Kind::TimeIndex, &self.time_index)] {
             let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
             if let Err(error) = write_all_at(&**file, &bytes, self.index_end, false) {
-                tracing::warn!(%error, path = %self.segment.path(kind).display(), "index entries could not be written; they wait in memory");
+                if !self.index_failed {
+                    tracing::warn!(%error, path = %self.segment.path(kind).display(), "index entries could not be written; they wait in memory");
+                }
+                self.index_failed = true;
                 return;
             }
         }
+        self.index_failed = false;
         self.index_end += to_u64(entries.len()) * ENTRY_BYTES;
         // Only now: until then a look-up must find them in memory.
         self.segment.pending().drain(..entries.len());

@@ -463,7 +463,7 @@ impl Writer {
         if !pays || self.zeroing.is_some() || self.closing.is_some() {
             return;
         }
-        let bytes = (self.typical_bytes * ZERO_COMMITS).clamp(ZERO_LEAST, ZERO_MOST);
+        let bytes = (self.typical_bytes * ZERO_COMMITS).clamp(ZERO_LEAST, ZERO_MOST).next_multiple_of(BLOCK);
         let end = self.end();
         if self.active.zeroed > end + bytes / 2 {
             return;

@@ -119,7 +119,7 @@ pub struct RunArgs {
     /// Size of each record's value
     #[arg(long, value_name = "SIZE", default_value = "1000", value_parser = parse_size, conflicts_with = "input", help_heading = "Load")]
     pub record_bytes: u64,
-    /// Distinct keys, key-0 up to key-<N-1> in turn; 0: records without a key, partitions in turn
+    /// Distinct keys, key-0, key-1 and so on in turn; 0: records without a key, partitions in turn
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load")]
     pub keys: u64,
     /// Append the lines of this file instead, any bytes, again and again; it is held in memory
