@@ -260,10 +260,14 @@ fn disk_full_or(error: Error) -> Error {
 fn create_dirs(disk: &dyn Disk, dir: &Path) -> Result<()> {
     match disk.create_dir(dir) {
         Ok(()) => {
-            let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let parent = parent_of(dir);
             disk.sync_dir(parent).map_err(Error::io("sync the directory", parent))
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            // Whoever made it may have crashed before its name was durable. A parent that this user cannot open was not made by us.
+            let _ = disk.sync_dir(parent_of(dir));
+            Ok(())
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => match dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             Some(parent) => {
                 create_dirs(disk, parent)?;
@@ -273,6 +277,10 @@ fn create_dirs(disk: &dyn Disk, dir: &Path) -> Result<()> {
         },
         Err(error) => Err(Error::io("create", dir)(error)),
     }
+}
+
+fn parent_of(dir: &Path) -> &Path {
+    dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The topics' directories and names. Left-overs of the engine's own are removed, everything else is reported.
@@ -293,9 +301,8 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(Pat
             _ => report.ignored.push(path),
         }
     }
-    if !report.removed.is_empty() {
-        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
-    }
+    // What is served from now on must not be lost by a power loss that a process crash came before: the names of topics, too.
+    disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
     topics.sort();
     report.ignored.sort();
     report.removed.sort();

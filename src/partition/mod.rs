@@ -46,8 +46,8 @@ struct Shared {
     appended_end: AtomicU64,
     /// One past the last record that is on the device.
     durable_end: AtomicU64,
-    /// Why the writer stopped, if it was not told to.
-    failed: OnceLock<Error>,
+    /// That the writer stopped, and why if it was not told to. Set before it lets go of anything.
+    stopped: OnceLock<Option<Error>>,
     closed: AtomicBool,
     metrics: Metrics,
 }
@@ -98,11 +98,17 @@ impl Shared {
     }
 
     /// What whoever waits for a writer that is gone is told.
+    ///
+    /// Waits for the writer's last word: a panic drops the answers in its hands before anybody can say why.
     fn why_stopped(&self) -> Error {
-        match self.failed.get() {
+        match self.stopped.wait() {
             Some(cause) => Error::Failed { path: self.dir.to_path_buf(), cause: Arc::new(cause.clone()) },
             None => Error::Closed { path: self.dir.to_path_buf() },
         }
+    }
+
+    fn has_failed(&self) -> bool {
+        matches!(self.stopped.get(), Some(Some(_)))
     }
 
     fn check_open(&self) -> Result<()> {
@@ -170,7 +176,7 @@ impl Partition {
             segments: RwLock::new(segments),
             appended_end: AtomicU64::new(next_offset),
             durable_end: AtomicU64::new(next_offset),
-            failed: OnceLock::new(),
+            stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
             metrics: Metrics::default(),
         });
@@ -322,7 +328,7 @@ impl Inner {
     fn close(&self) -> Result<()> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(thread) = writer.take() else {
-            return if self.shared.failed.get().is_some() { Err(self.shared.why_stopped()) } else { Ok(()) };
+            return if self.shared.has_failed() { Err(self.shared.why_stopped()) } else { Ok(()) };
         };
         let (answer, receiver) = oneshot::channel();
         let told = self.queue.send(Message::Close { answer });
@@ -405,16 +411,19 @@ fn prepare(shared: &Arc<Shared>, clock: Arc<dyn Clock>, start: Appender) -> Resu
 fn guard(shared: &Shared, mut writer: Writer) {
     let ended = panic::catch_unwind(AssertUnwindSafe(|| writer.run()));
     let error = match ended {
-        Ok(Ok(())) => return,
-        Ok(Err(error)) => error,
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error),
         Err(panic) => {
             let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Error::WriterPanicked { path: shared.dir.to_path_buf(), message }
+            Some(Error::WriterPanicked { path: shared.dir.to_path_buf(), message })
         }
     };
-    tracing::error!(%error, path = %shared.dir.display(), "the partition takes no more appends until it is opened again");
+    if let Some(error) = &error {
+        tracing::error!(%error, path = %shared.dir.display(), "the partition takes no more appends until it is opened again");
+    }
     // Before the writer goes, and with it every answer that it owes.
-    let _ = shared.failed.set(error);
+    let first = shared.stopped.set(error).is_ok();
+    assert!(first, "a partition has one writer, which stops once");
     drop(writer);
 }

@@ -92,6 +92,7 @@ impl Topic {
         if let Some(missing) = (0..partitions).find(|number| numbers.binary_search(number).is_err()) {
             return Err(Error::PartitionMissing { path: dir.to_owned(), partitions, missing });
         }
+        around.disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
         let config = TopicConfig { partitions, ..config };
         let mut opened = Vec::new();
         let mut reports = Vec::new();
