@@ -17,6 +17,7 @@ use super::{Action, Buffer, Completion, File, Op, Rejected, Ring, RingConfig, Sl
 pub struct BlockingRing {
     files: Vec<Option<Arc<dyn File>>>,
     buffers: Vec<Buffer>,
+    depth: usize,
     done: VecDeque<Completion>,
     waker: Waker,
 }
@@ -27,6 +28,7 @@ impl BlockingRing {
         Ok(Self {
             files: vec![None; usize::try_from(config.files).expect("usize is 64 bits wide")],
             buffers: Buffer::carve(config.buffers, config.buffer_bytes)?,
+            depth: usize::try_from(config.depth).expect("usize is 64 bits wide"),
             done: VecDeque::new(),
             waker: Waker::new()?,
         })
@@ -48,6 +50,9 @@ impl Ring for BlockingRing {
 
     fn submit(&mut self, token: Token, op: Op) -> Result<(), Rejected> {
         let Op { action, slot, position, mut buffer, range } = op;
+        if self.done.len() >= self.depth {
+            return Err(Rejected { error: io::Error::other("more operations than the ring's depth"), buffer });
+        }
         let file = self.files[slot_index(slot)].as_ref().expect("operations name an attached file");
         let result = match action {
             Action::Read => file.read_at(&mut buffer[range], position),

@@ -19,7 +19,7 @@ pub fn read_exact_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Res
 
 /// Reads until `into` is full or the file ends, and tells how much that was.
 pub fn read_up_to_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    let mut progress = Progress::new(into.len(), 1);
+    let mut progress = Progress::new(Action::Read, into.len(), 1);
     while !progress.piece().is_empty() {
         let result = file.read_at(&mut into[progress.piece()], position + to_u64(progress.done));
         if let Next::End = progress.advance(result)? {
@@ -31,7 +31,7 @@ pub fn read_up_to_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Res
 
 /// Writes all of `from`, each piece durable where asked.
 pub fn write_all_at(file: &dyn File, from: &[u8], position: u64, durable: bool) -> io::Result<()> {
-    let mut progress = Progress::new(from.len(), 1);
+    let mut progress = Progress::new(Action::Write { durable }, from.len(), 1);
     while !progress.piece().is_empty() {
         let result = file.write_at(&from[progress.piece()], position + to_u64(progress.done), durable);
         if let Next::End = progress.advance(result)? {
@@ -49,6 +49,9 @@ struct Progress {
     len: usize,
     /// Resumed only at multiples of this, for direct transfers.
     align: usize,
+    /// Where a read ended inside a block the last time. Ending there twice, it is at the end of the file.
+    broken_at: Option<usize>,
+    reads: bool,
     stalls: u32,
 }
 
@@ -60,8 +63,8 @@ enum Next {
 }
 
 impl Progress {
-    fn new(len: usize, align: usize) -> Self {
-        Self { done: 0, len, align, stalls: 0 }
+    fn new(action: Action, len: usize, align: usize) -> Self {
+        Self { done: 0, len, align, broken_at: None, reads: action == Action::Read, stalls: 0 }
     }
 
     /// Takes one call's result in.
@@ -77,7 +80,13 @@ impl Progress {
             return Ok(Next::End);
         }
         // A short direct transfer that ended inside a block repeats that block.
-        self.done -= self.done % self.align;
+        let inside = self.done % self.align;
+        if inside > 0 {
+            if self.reads && self.broken_at.replace(self.done) == Some(self.done) {
+                return Ok(Next::End);
+            }
+            self.done -= inside;
+        }
         self.stalls = if self.done > before { 0 } else { self.stalls + 1 };
         if self.stalls > MAX_STALLS { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Next::Resume) }
     }
@@ -167,7 +176,7 @@ impl Transfers {
     /// It always ends in [`Self::next`], also where it could not be started.
     pub fn start(&mut self, token: Token, action: Action, at: Place, buffer: Buffer, range: Range<usize>) {
         let align = if at.direct { usize::try_from(BLOCK).expect("usize is 64 bits wide") } else { 1 };
-        let progress = Progress::new(range.len(), align);
+        let progress = Progress::new(action, range.len(), align);
         self.submit(UnderWay { token, action, slot: at.slot, position: at.position, start: range.start, progress }, buffer);
     }
 

@@ -172,7 +172,8 @@ impl UringRing {
     }
 
     fn enter_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let result = match timeout {
+        // The kernel takes signed seconds; what does not fit is no limit.
+        let result = match timeout.filter(|time| i64::try_from(time.as_secs()).is_ok()) {
             None => self.ring.submit_and_wait(1),
             Some(time) => {
                 let time = types::Timespec::from(time);

@@ -17,7 +17,7 @@
 //! - a write in flight (held, or hit by [`Effect::Crash`]): any part of it, after either kind of crash.
 //!
 //! Not modelled: time, permissions, links, directories' own size, bytes that rot by themselves ([`SimDisk::overwrite`] lets
-//! them), kernels that write pages of one file back while another of its pages is being changed.
+//! them), and pages as they were before the latest unsynced write or truncation: a page kept is the one seen last.
 //!
 //! Lives: a crash ends the life of every file, lock and attached ring file made before, and of every clone of the [`SimDisk`]
 //! except the one that it was called on; they answer with errors from then on, so that threads of the old life can do

@@ -194,6 +194,13 @@ fn a_truncation_survives_or_not_and_old_bytes_never_come_back_behind_it() {
         sim.open(at("/f"), Open::WRITE).unwrap().set_len(4096).unwrap();
     };
     assert_eq!(outcomes(cut, shape), set([vec![1, 1], vec![1]]));
+    let written_and_cut = |sim: &SimDisk| {
+        sim.write_file(at("/f"), &pages(&[1, 1]));
+        let file = sim.open(at("/f"), Open::WRITE).unwrap();
+        file.write_at(&pages(&[2]), 4096, false).unwrap();
+        file.set_len(4096).unwrap();
+    };
+    assert_eq!(outcomes(written_and_cut, shape), set([vec![1, 1], vec![1]]), "no zeros where the old length survives");
     let cut_and_extended = |sim: &SimDisk| {
         cut(sim);
         let file = sim.open(at("/f"), Open::WRITE).unwrap();
@@ -256,6 +263,22 @@ fn a_failed_sync_is_not_repaired_by_the_next() {
     assert_eq!(kept, set([vec![1, 3], vec![2, 3]]));
 }
 
+#[test]
+fn a_ring_passes_durability_on() {
+    let (sim, file) = with_file(1, b"");
+    let mut ring = sim.ring(&RingConfig { depth: 2, files: 1, buffers: 0, buffer_bytes: 4096, one_thread: true }).unwrap();
+    let slot = ring.attach(file).unwrap();
+    for (durable, position) in [(false, 0), (true, 2)] {
+        let mut buffer = Buffer::new(2).unwrap();
+        buffer[..2].copy_from_slice(b"ab");
+        ring.submit(Token(position), Op { action: Action::Write { durable }, slot, position, buffer, range: 0..2 }).unwrap();
+        assert_eq!(ring.reap().unwrap().unwrap().result.unwrap(), 2);
+    }
+    assert_eq!(sim.ops().iter().filter(|op| op.kind == OpKind::Write).map(|op| op.durable).collect::<Vec<_>>(), [false, true]);
+    sim.power_loss_keeping_nothing();
+    assert_eq!(sim.read_file(at("/f")), b"\0\0ab");
+}
+
 // ---- names ----
 
 #[test]
@@ -296,6 +319,12 @@ fn changes_of_one_name_survive_in_order() {
     };
     let all = ["", "new", "new old", "old", "old tmp", "tmp"].map(String::from);
     assert_eq!(outcomes(run, |sim| names(sim, "/")), set(all));
+    let run = |sim: &SimDisk| {
+        sim.open(at("/a"), Open::NEW).unwrap();
+        sim.rename(at("/a"), at("/b")).unwrap();
+        sim.rename(at("/b"), at("/c")).unwrap();
+    };
+    assert_eq!(outcomes(run, |sim| names(sim, "/")), set(["", "a", "b", "c"].map(String::from)), "never under two names");
 }
 
 #[test]
@@ -400,8 +429,12 @@ fn a_hold_lets_go_and_holds_its_own_only() {
     hold.release();
     assert!(writers.into_iter().all(|writer| writer.join().unwrap().unwrap() == 1));
     assert_eq!(sim.durable_file(at("/f")), Some(vec![0, 1, 2]));
-    sim.power_loss_keeping_nothing();
-    assert_eq!(sim.read_file(at("/f")), [0, 1, 2], "nothing stays in flight");
+    file.write_at(&[9, 9, 9], 0, true).unwrap();
+    for seed in 0..20 {
+        let fork = sim.fork(seed);
+        fork.power_loss();
+        assert_eq!(fork.read_file(at("/f")), [9, 9, 9], "nothing stays in flight");
+    }
 }
 
 #[test]
@@ -732,4 +765,6 @@ fn a_fork_is_a_disk_of_its_own() {
     fork.power_loss_keeping_nothing();
     assert_eq!((fork.read_file(at("/f")), sim.read_file(at("/f"))), (b"!ld".to_vec(), b"new".to_vec()));
     assert!(file.len().is_ok(), "the original lives on");
+    sim.remove_file(at("/f")).unwrap();
+    assert_eq!((sim.used(), sim.fork(3).used()), (4096, 0), "in a fork nothing is open");
 }
