@@ -102,11 +102,11 @@ impl Buffer {
 
     /// `count` buffers of `len` bytes each, a multiple of the block, out of one mapping.
     pub(super) fn carve(count: usize, len: usize) -> io::Result<Vec<Self>> {
-        assert!(len > 0 && len.is_multiple_of(block()), "buffers are whole blocks");
         let total = count.checked_mul(len).ok_or(io::ErrorKind::OutOfMemory)?;
         if total == 0 {
             return Ok(Vec::new());
         }
+        assert!(len.is_multiple_of(block()), "buffers are whole blocks");
         let mapping = Arc::new(Mapping::new(total)?);
         let piece = |index: usize| {
             // SAFETY: `index < count`, so `index * len + len <= total`, the length of the mapping.

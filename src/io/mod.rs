@@ -116,7 +116,7 @@ pub struct Open {
     pub write: bool,
     /// What to do about a file that is there, or is not.
     pub create: Create,
-    /// Past the page cache (`O_DIRECT`). `InvalidInput` where the file system refuses.
+    /// Past the page cache (`O_DIRECT`). `InvalidInput` where the file system refuses; a file to be made may be there then.
     pub direct: bool,
 }
 
@@ -150,12 +150,14 @@ pub trait File: Debug + Send + Sync {
     /// Bytes in the file, preallocated ones included.
     fn len(&self) -> io::Result<u64>;
     /// Reads at most `into.len()` bytes; fewer only at the end of the file or by interruption, 0 at the end.
+    /// The bytes of `into` behind those may be overwritten.
     fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<usize>;
     /// Writes at most `from.len()` bytes. With `durable`, the bytes counted in the result are on the device.
     fn write_at(&self, from: &[u8], position: u64, durable: bool) -> io::Result<usize>;
     /// Cuts or extends to exactly `len` bytes, and gives what lies beyond back to the file system.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Sees to it that the bytes of `range` have room on the device and that the file is at least `range.end` long.
+    /// Sees to it that the bytes of `range`, if there are any, have room on the device and that the file is at least
+    /// `range.end` long.
     /// New bytes read as zeros. `StorageFull` if there is no room; `Unsupported` where the file system cannot promise.
     fn allocate(&self, range: Range<u64>) -> io::Result<()>;
     /// Data and length are on the device when this returns.

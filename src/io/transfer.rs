@@ -17,7 +17,8 @@ pub fn read_exact_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Res
     if read_up_to_at(file, into, position)? == into.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Reads until `into` is full or the file ends, and tells how much that was.
+/// Reads until `into` is full or the file ends, and tells how much that was. Not for files opened for direct I/O, whose end
+/// need not be a block's.
 pub fn read_up_to_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Result<usize> {
     let mut progress = Progress::new(Action::Read, into.len(), 1);
     while !progress.piece().is_empty() {
