@@ -21,7 +21,8 @@ pub struct BrokerConfig {
 /// Which CPUs the writer threads are pinned to. Where pinning fails, a thread runs unpinned, with a warning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Pinning {
-    /// Round robin over the CPUs that the thread which opens the broker may use.
+    /// Round robin over the CPUs that the thread which opens the broker may use, from the highest number down.
+    /// Where a disk has a single interrupt, its CPU is the best for one writer: see [`Self::Cores`] and `/proc/interrupts`.
     #[default]
     Auto,
     /// The scheduler decides.

@@ -347,7 +347,8 @@ fn cores(pinning: &Pinning) -> Vec<core_affinity::CoreId> {
     let allowed = || core_affinity::get_core_ids().unwrap_or_default();
     match pinning {
         Pinning::None => Vec::new(),
-        Pinning::Auto => allowed(),
+        // CPU 0 is where much of a kernel's own work happens unless told otherwise: it comes last.
+        Pinning::Auto => allowed().into_iter().rev().collect(),
         Pinning::Cores(wanted) => {
             let (inside, outside): (Vec<_>, Vec<_>) = wanted.iter().partition(|&&id| allowed().iter().any(|core| core.id == id));
             if !outside.is_empty() {
