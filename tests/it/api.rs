@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use sapwood::io::OsDisk;
 use sapwood::{
-    Appended, Backend, Batch, Broker, BrokerConfig, Durability, Error, OpenReport, OwnedRecord, Partition, ReadUpTo, Reader, Record, Ticket, Topic,
-    TopicConfig, TryAppendError,
+    Appended, Backend, Batch, Broker, BrokerConfig, Durability, Error, OpenReport, OwnedRecord, Partition, Pinning, ReadUpTo, Reader,
+    Record, Ticket, Topic, TopicConfig, TryAppendError,
 };
 
 use crate::oracle::{assert_closed, assert_sound};
 use crate::support::{
-    BACKENDS, TOPIC, TestClock, append, assert_in_order, batch, config, contents, create, each_backend, open, partition_dir, partition_of, read_all,
-    read_up_to, scratch, small,
+    BACKENDS, TOPIC, TestClock, append, assert_in_order, batch, config, contents, create, each_backend, open, partition_dir, partition_of,
+    read_all, read_up_to, scratch, small,
 };
 
 #[test]
@@ -184,7 +184,9 @@ fn topics_are_told_of_and_can_be_deleted() {
 #[test]
 fn dropping_without_close_loses_nothing_acknowledged() {
     each_backend(|backend| {
-        for durability in [Durability::Durable, Durability::Interval { bytes: 1 << 30, time: std::time::Duration::from_secs(3600) }, Durability::Os] {
+        for durability in
+            [Durability::Durable, Durability::Interval { bytes: 1 << 30, time: std::time::Duration::from_secs(3600) }, Durability::Os]
+        {
             let data = scratch();
             let config = TopicConfig { segment_bytes: 500, durability, ..small() };
             let mut expected = Vec::new();
@@ -328,7 +330,8 @@ fn tickets_can_be_asked_without_waiting() {
     let data = scratch();
     let clock = Arc::new(TestClock::at(1_000));
     let broker =
-        Broker::open_on(Arc::new(OsDisk::new(Backend::Posix).unwrap()), clock.clone(), data.path(), config(Backend::Posix, small())).unwrap();
+        Broker::open_on(Arc::new(OsDisk::new(Backend::Posix).unwrap()), clock.clone(), data.path(), config(Backend::Posix, small()))
+            .unwrap();
     let partition = broker.create_topic(TOPIC, small()).unwrap().partition(0).unwrap();
     clock.hold();
     let first = partition.append(batch(&[("a", "1"), ("b", "2")])).unwrap();
@@ -413,6 +416,28 @@ fn settings_out_of_range_are_named_and_make_nothing() {
         assert!(!data.path().join(TOPIC).exists());
     }
     broker.create_topic(TOPIC, small()).unwrap();
+}
+
+#[test]
+fn fallback_settings_are_checked_too() {
+    let data = scratch();
+    let fallback = TopicConfig { index_interval: 0, ..small() };
+    let error = Broker::open(data.path().join("new"), config(Backend::Auto, fallback)).map(drop).unwrap_err();
+    assert!(matches!(error, Error::InvalidConfig { name: "index_interval", value: 0, .. }), "{error}");
+    assert!(!data.path().join("new").exists());
+}
+
+#[test]
+fn pinning_never_stops_anything() {
+    for pinning in [Pinning::Auto, Pinning::None, Pinning::Cores(vec![0]), Pinning::Cores(vec![]), Pinning::Cores(vec![1023, usize::MAX])] {
+        let data = scratch();
+        let broker = Broker::open(data.path(), BrokerConfig { pinning, ..config(Backend::Auto, small()) }).unwrap();
+        // More writers than CPUs.
+        let topic = broker.create_topic(TOPIC, TopicConfig { partitions: 9, ..small() }).unwrap();
+        for number in 0..9 {
+            assert_eq!(append(&topic.partition(number).unwrap(), b"k", b"v"), 0);
+        }
+    }
 }
 
 #[test]

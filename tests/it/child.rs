@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
-use sapwood::{Backend, TopicConfig};
+use sapwood::{Backend, Broker, Error, TopicConfig};
 use serde_json::{Value, json};
 
-use crate::support::{append, open, partition_of};
+use crate::support::{append, config, open, partition_of};
 use crate::{kill, recovery};
 
 const ROLE: &str = "SAPWOOD_IT_ROLE";
@@ -139,11 +139,16 @@ fn append_role() {
     wait_for_the_parent();
 }
 
-/// Opens a data directory, says so, and holds it.
+/// Opens a data directory, says so, and holds it; or says that it is locked.
 fn hold_role() {
-    let _broker = open(Path::new(&text("data")), backend(), &TopicConfig::default());
-    say("open");
-    wait_for_the_parent();
+    match Broker::open(text("data"), config(backend(), TopicConfig::default())) {
+        Ok(_broker) => {
+            say("open");
+            wait_for_the_parent();
+        }
+        Err(Error::Locked { .. }) => say("locked"),
+        Err(other) => panic!("{other}"),
+    }
 }
 
 fn echo_role() {

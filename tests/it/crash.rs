@@ -107,10 +107,13 @@ fn b007_the_log_is_cut_and_synced_before_indexes_are_touched() {
         let broker = open(&sim);
         let log = dir().join("00000000000000000030.log");
         let ops: Vec<_> = sim.ops().into_iter().filter(|op| op.kind.changes_state()).collect();
-        let changes = |op: &sapwood::io::sim::OpRecord| matches!(op.kind, OpKind::Write | OpKind::SetLen | OpKind::Create | OpKind::Allocate);
+        let changes =
+            |op: &sapwood::io::sim::OpRecord| matches!(op.kind, OpKind::Write | OpKind::SetLen | OpKind::Create | OpKind::Allocate);
         let last_cut = ops.iter().rposition(|op| op.path == log && changes(op)).expect("the tail was cut");
         let synced = last_cut + ops[last_cut..].iter().position(|op| op.path == log && op.kind == OpKind::Sync).expect("and synced");
-        let index = |op: &&sapwood::io::sim::OpRecord| op.path.extension().is_some_and(|extension| extension == "index" || extension == "timeindex");
+        let index = |op: &&sapwood::io::sim::OpRecord| {
+            op.path.extension().is_some_and(|extension| extension == "index" || extension == "timeindex")
+        };
         let early = ops[..synced].iter().find(|op| index(op) && changes(op) && op.path.starts_with(dir()));
         assert!(early.is_none(), "{harm}: {early:?} before the log was cut and synced");
         // What held whole records is safe elsewhere before it is cut.

@@ -206,7 +206,9 @@ impl Target {
             }
             "missing-middle-segment" => {
                 let base = bases(&self.dir)[1];
-                ["log", "index", "timeindex"].iter().for_each(|extension| fs::remove_file(segment_path(&self.dir, base, extension)).unwrap());
+                ["log", "index", "timeindex"]
+                    .iter()
+                    .for_each(|extension| fs::remove_file(segment_path(&self.dir, base, extension)).unwrap());
             }
             "empty-log-in-the-middle" => {
                 assert!(bases(&self.dir).len() >= 3, "there must be a middle");

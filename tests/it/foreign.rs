@@ -7,8 +7,8 @@ use sapwood::{Backend, ReadUpTo, TopicConfig};
 use crate::format::{self, Content, Layout};
 use crate::oracle::{assert_closed, assert_sound, assert_sound_while_open, check};
 use crate::support::{
-    Row, append, assert_in_order, bytes_in, contents, copy_dir, data_with_demo, each_backend, fixture, open, partition_dir, partition_of, read_all, read_up_to,
-    report_of, rows, scratch, small,
+    Row, append, assert_in_order, bytes_in, contents, copy_dir, data_with_demo, each_backend, fixture, open, partition_dir, partition_of,
+    read_all, read_up_to, report_of, rows, scratch, small,
 };
 
 struct Golden {
@@ -101,7 +101,9 @@ fn assert_taken_over(original: &std::path::Path, backend: Backend, settings: &To
         assert_eq!(Row::from(partition.read_one(offset).unwrap()), *row);
         assert_eq!(Row::from(reader.read(offset, 1).unwrap().iter().next().unwrap()), *row);
     }
-    for (number, key, value) in [(0, "user-1", "value-00000"), (1, "", ""), (2, "k", ""), (3, "", "v"), (4, "key", "and a longer value than any before it")] {
+    for (number, key, value) in
+        [(0, "user-1", "value-00000"), (1, "", ""), (2, "k", ""), (3, "", "v"), (4, "key", "and a longer value than any before it")]
+    {
         assert_eq!(append(&partition, key.as_bytes(), value.as_bytes()), next + number);
     }
     let all = read_all(&partition);
@@ -155,8 +157,8 @@ fn every_layout_is_taken_over() {
     each_backend(|backend| {
         for segment_bytes in [1, 270, GIB] {
             for index_interval in [1, 7, 4096] {
-                for base in [0, 1, TRILLION] {
-                    for prealloc in [0, 100, 65536] {
+                for base in [0, TRILLION] {
+                    for prealloc in [0, 65536] {
                         let data = scratch();
                         let layout = Layout { segment_bytes, index_interval, base, prealloc };
                         format::write_partition(data.path(), &format::demo(if segment_bytes == 1 { 4 } else { 20 }), layout);
@@ -182,7 +184,11 @@ fn settings_may_differ_from_those_it_was_written_with() {
                     assert_eq!(append(&partition, b"user-1", b"value-00000"), 36 + round * 10 + number);
                 }
                 drop(partition);
-                if round == 1 { drop(broker) } else { broker.close().unwrap() }
+                if round == 1 {
+                    drop(broker)
+                } else {
+                    broker.close().unwrap()
+                }
                 // Entries of two intervals may meet in one index; every one of them must be right.
                 assert_sound(&dir);
             }

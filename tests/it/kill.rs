@@ -192,10 +192,18 @@ fn what_was_acknowledged_survives_fifty_kills() {
                 assert_sound(partition.path());
             }
             let close = rng.below(2) == 0 || kill + 1 == KILLS_PER_DIRECTORY;
-            if close { broker.close().unwrap() } else { drop(broker) }
+            if close {
+                broker.close().unwrap()
+            } else {
+                drop(broker)
+            }
             for number in 0..PARTITIONS {
                 let dir = data.path().join(TOPIC).join(number.to_string());
-                if close { assert_closed(&dir, topic.index_interval.into()) } else { assert_sound(&dir) };
+                if close {
+                    assert_closed(&dir, topic.index_interval.into())
+                } else {
+                    assert_sound(&dir)
+                };
             }
         }
     }

@@ -10,7 +10,8 @@ use sapwood::{Batch, Broker, Durability, Error, Partition, ReadUpTo, Ticket, Top
 
 use crate::sim::{EIO, ENOSPC, assert_closed, create, dir, open, tiny};
 use crate::support::{
-    TOPIC, TestClock, append, assert_in_order, batch, config, contents, each_backend, partition_dir, partition_of, read_all, read_up_to, scratch, seed, small,
+    TOPIC, TestClock, append, assert_in_order, batch, config, contents, each_backend, partition_dir, partition_of, read_all, read_up_to,
+    scratch, seed, small,
 };
 
 fn try_append(partition: &Partition, value: &[u8]) -> sapwood::Result<u64> {
@@ -31,7 +32,13 @@ fn assert_stopped(error: &Error) {
 fn assert_latched(partition: &Partition, acknowledged: &[(Vec<u8>, Vec<u8>)]) {
     for _ in 0..3 {
         assert_stopped(&try_append(partition, b"later").unwrap_err());
-        assert_stopped(&partition.try_append(Batch::of(None, b"later").unwrap()).map_err(|refused| refused.error.unwrap()).and_then(Ticket::wait).unwrap_err());
+        assert_stopped(
+            &partition
+                .try_append(Batch::of(None, b"later").unwrap())
+                .map_err(|refused| refused.error.unwrap())
+                .and_then(Ticket::wait)
+                .unwrap_err(),
+        );
         assert_stopped(&partition.sync().unwrap_err());
     }
     assert_eq!(contents(&read_all(partition)), acknowledged);
@@ -281,7 +288,11 @@ fn a_panic_in_the_writer_is_an_error_not_a_hang() {
                 Err(error) => assert!(is_a_panic(&error), "{error}"),
             }
         }
-        assert_panicked(&partition, vec![partition.append(Batch::of(None, b"lost").unwrap())].into_iter().flatten().collect(), acknowledged);
+        assert_panicked(
+            &partition,
+            vec![partition.append(Batch::of(None, b"lost").unwrap())].into_iter().flatten().collect(),
+            acknowledged,
+        );
         drop((partition, other, topic));
         drop(broker);
         let broker = crate::support::open(data.path(), backend, &small());

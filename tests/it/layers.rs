@@ -198,7 +198,9 @@ fn violations(module: &str, depth: usize, source: &str) -> Vec<String> {
                     });
                 }
             }
-            "std" if is(i + 1, "::") && heads(&tokens, i + 2).iter().any(|head| head == "fs") && !in_tests => system.push("std::fs".to_owned()),
+            "std" if is(i + 1, "::") && heads(&tokens, i + 2).iter().any(|head| head == "fs") && !in_tests => {
+                system.push("std::fs".to_owned())
+            }
             word if SYSTEM.contains(&word) && !in_tests => system.push(word.to_owned()),
             _ => {}
         }
@@ -247,7 +249,9 @@ fn no_layer_names_a_higher_one_and_only_the_seam_talks_to_the_system() {
         let source = fs::read_to_string(&path).unwrap();
         // A file of tests only, by the line that brings it in, may use what tests use.
         let tests_only = parts.last().unwrap() == "tests";
-        let found = violations(&module, depth, &source).into_iter().filter(|told| !tests_only || !SYSTEM.iter().chain(&["std::fs"]).any(|name| told.ends_with(&format!("names {name}"))));
+        let found = violations(&module, depth, &source)
+            .into_iter()
+            .filter(|told| !tests_only || !SYSTEM.iter().chain(&["std::fs"]).any(|name| told.ends_with(&format!("names {name}"))));
         wrong.extend(found.map(|told| format!("{}: {told}", path.display())));
         modules.push(module);
     }

@@ -7,7 +7,9 @@ use sapwood::io::OsDisk;
 use sapwood::{Batch, Broker, Ticket, TopicConfig};
 
 use crate::oracle::{assert_closed, assert_sound_while_open};
-use crate::support::{Rng, TOPIC, TestClock, assert_in_order, config, create, each_backend, open, partition_dir, partition_of, read_all, scratch, seed, small};
+use crate::support::{
+    Rng, TOPIC, TestClock, assert_in_order, config, create, each_backend, open, partition_dir, partition_of, read_all, scratch, seed, small,
+};
 
 const PRODUCERS: u64 = 8;
 const BATCHES: u64 = 60;
@@ -85,7 +87,8 @@ fn batches_that_wait_together_are_committed_together() {
         let broker = Broker::open_on(disk, clock.clone(), data.path(), config(backend, small())).unwrap();
         let partition = broker.create_topic(TOPIC, small()).unwrap().partition(0).unwrap();
         clock.hold();
-        let tickets: Vec<_> = (0..200u32).map(|number| partition.append(Batch::of(None, &number.to_be_bytes()).unwrap()).unwrap()).collect();
+        let tickets: Vec<_> =
+            (0..200u32).map(|number| partition.append(Batch::of(None, &number.to_be_bytes()).unwrap()).unwrap()).collect();
         clock.release();
         for (offset, ticket) in (0..).zip(tickets) {
             assert_eq!(ticket.wait().unwrap(), offset..offset + 1);

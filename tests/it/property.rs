@@ -13,9 +13,15 @@ enum Step {
     /// Batches queued together; key and value lengths of each record.
     Append(Vec<Vec<(usize, usize)>>),
     /// From that part of the log on, in bytes per read.
-    Read { from: f64, max_bytes: usize },
+    Read {
+        from: f64,
+        max_bytes: usize,
+    },
     Sync,
-    Reopen { close: bool, backend: usize },
+    Reopen {
+        close: bool,
+        backend: usize,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -116,7 +122,11 @@ fn run(history: &History) {
                 assert!(rows[..known.len()] == known, "a timestamp changed");
                 known = rows;
                 drop(partition);
-                if *close { broker.close().unwrap() } else { drop(broker) }
+                if *close {
+                    broker.close().unwrap()
+                } else {
+                    drop(broker)
+                }
                 let report = if *close { assert_closed(&dir, interval) } else { assert_sound(&dir) };
                 assert!(report.records.iter().map(Row::from).eq(known.iter().cloned()));
                 let bases: Vec<_> = report.segments.iter().map(|segment| segment.base).collect();
@@ -133,7 +143,7 @@ fn a_partition_is_a_list() {
     let seed = seed();
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let settings = ProptestConfig { cases: 60, failure_persistence: None, max_shrink_iters: 200, ..ProptestConfig::default() };
+    let settings = ProptestConfig { cases: 40, failure_persistence: None, max_shrink_iters: 200, ..ProptestConfig::default() };
     let mut runner = TestRunner::new_with_rng(settings, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let outcome = runner.run(&history(), |history| {
         run(&history);

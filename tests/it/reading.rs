@@ -5,8 +5,8 @@ use sapwood::{Backend, Error, ReadUpTo, TopicConfig};
 use crate::format::{self, Layout, segment_bases};
 use crate::oracle::assert_closed;
 use crate::support::{
-    Row, TOPIC, append, assert_in_order, batch, contents, create, data_with_demo, each_backend, open, partition_dir, partition_of, read_all, read_up_to,
-    rows_of, scratch, segments_of, small,
+    Row, TOPIC, append, assert_in_order, batch, contents, create, data_with_demo, each_backend, open, partition_dir, partition_of,
+    read_all, read_up_to, rows_of, scratch, segments_of, small,
 };
 
 /// From every one of `offsets` the rows from there on come, whole and in order; past the end nothing or an error.
@@ -23,7 +23,7 @@ fn assert_every_start(partition: &sapwood::Partition, all: &[Row], offsets: impl
         assert_eq!(Row::from(partition.read_one(offset).unwrap()), from_here[0]);
     }
     let end = reader.read(next, 1000).unwrap();
-    assert!(end.is_empty() && end.len() == 0 && end.iter().next().is_none() && end.next_offset() == next);
+    assert!(end.is_empty() && end.iter().count() == 0 && end.next_offset() == next);
     let beyond = [first.checked_sub(1), Some(0), Some(next + 1), Some(next + 2), Some(u64::MAX)];
     for wrong in beyond.into_iter().flatten().filter(|offset| !(first..=next).contains(offset)) {
         for error in [reader.read(wrong, 1000).map(drop).unwrap_err(), partition.read_one(wrong).map(drop).unwrap_err()] {
@@ -134,7 +134,7 @@ fn a_record_larger_than_max_bytes_or_than_the_buffer_comes_alone() {
                     if value.len() + 29 > max_bytes {
                         assert_eq!(read.iter().count(), 1);
                     }
-                    assert!(read.iter().count() == 1 || read.bytes() as usize <= max_bytes);
+                    assert!(read.iter().count() == 1 || read.bytes() <= max_bytes);
                 }
             }
             // And the reader is as before: no byte of the large record appears in what follows.
@@ -153,7 +153,11 @@ fn reading_crosses_segments_by_itself() {
             let partition = partition_of(&broker);
             let all = rows_of(&format::demo(36), 7);
             for start in [7, 11, 12, 13, 42] {
-                assert_eq!(read_up_to(&partition, ReadUpTo::Durable, start, max_bytes), all[start as usize - 7..], "{max_bytes} bytes at a time");
+                assert_eq!(
+                    read_up_to(&partition, ReadUpTo::Durable, start, max_bytes),
+                    all[start as usize - 7..],
+                    "{max_bytes} bytes at a time"
+                );
             }
         }
     });

@@ -17,8 +17,8 @@ use crate::damage::{self, Target};
 use crate::format::{self, BASE_TIME, Content, HEADER, Layout, bytes_to_zero_crc, encode, entry, segment_path};
 use crate::oracle::{assert_closed, assert_sound, assert_sound_while_open, check, data_end};
 use crate::support::{
-    BACKENDS, Row, TestClock, append, assert_in_order, bytes_in, config, contents, create, data_with, data_with_demo, each_backend, open, partition_dir,
-    partition_of, read_all, report_of, rows, rows_of, scratch, segments_of, small,
+    BACKENDS, Row, TestClock, append, assert_in_order, bytes_in, config, contents, create, data_with, data_with_demo, each_backend, open,
+    partition_dir, partition_of, read_all, report_of, rows, rows_of, scratch, segments_of, small,
 };
 
 const DEMO: &str = "demo-36-segment-270";
@@ -53,7 +53,8 @@ const TAILS: &[&str] = &[
 ];
 
 /// Those behind whose first bad byte whole records lie, and how many.
-const WITH_RECORDS_BEHIND: &[(&str, u64)] = &[("hole-in-the-middle", 2), ("flip-value-byte", 2), ("keylen-max", 2), ("size-huge", 2), ("offset-gap", 1)];
+const WITH_RECORDS_BEHIND: &[(&str, u64)] =
+    &[("hole-in-the-middle", 2), ("flip-value-byte", 2), ("keylen-max", 2), ("size-huge", 2), ("offset-gap", 1)];
 
 fn demo_damaged(name: &str) -> (TempDir, std::path::PathBuf) {
     let (data, dir) = data_with(DEMO);
@@ -76,7 +77,10 @@ fn assert_recovers(data: &Path, backend: Backend, settings: &TopicConfig) -> (Br
     let report = report_of(&broker);
     let partition = partition_of(&broker);
     assert_eq!(report.next_offset, before.next_offset, "{report:?}");
-    assert_eq!((partition.first_offset(), partition.next_offset(), partition.durable_end()), (before.first_offset, before.next_offset, before.next_offset));
+    assert_eq!(
+        (partition.first_offset(), partition.next_offset(), partition.durable_end()),
+        (before.first_offset, before.next_offset, before.next_offset)
+    );
     assert_eq!(read_all(&partition), kept);
     assert!(partition.read_one(before.next_offset).unwrap_err().is_out_of_range());
     assert!(report.damage.is_empty(), "{report:?}");
@@ -121,7 +125,11 @@ fn assert_goes_on(data: &Path, backend: Backend, settings: &TopicConfig, broker:
         assert_eq!(append(&partition, key, value), offset);
     }
     drop(partition);
-    if close { broker.close().unwrap() } else { drop(broker) }
+    if close {
+        broker.close().unwrap()
+    } else {
+        drop(broker)
+    }
     if close {
         assert_closed(&dir, settings.index_interval.into());
     }
@@ -208,11 +216,13 @@ fn b001_a_body_that_stayed_zeros_takes_only_its_own_record() {
 fn b003_every_cut_length_keeps_the_whole_records_before_it() {
     each_backend(|backend| {
         // Bare, and with zeros behind the cut as a preallocated file has them; in the last of six segments, and in the only one.
+        // Each backend meets every length one way, and some the other way.
         for zeros in [0, 100] {
+            let step = if (zeros == 0) == (backend == Backend::Posix) { 1 } else { 11 };
             for (layout, records) in [(Layout { segment_bytes: 270, ..Layout::default() }, 36), (Layout::default(), 5)] {
                 let (origin, origin_dir) = data_with_demo(records, layout);
                 let target = Target::newest(&origin_dir);
-                for cut in 0..=target.bytes.len() {
+                for cut in (0..=target.bytes.len()).step_by(step) {
                     let data = scratch();
                     let dir = partition_dir(data.path());
                     crate::support::copy_dir(&origin_dir, &dir);
@@ -234,7 +244,8 @@ fn b003_every_cut_length_keeps_the_whole_records_before_it() {
 #[test]
 fn b004_one_byte_short_drops_that_record_and_says_so() {
     each_backend(|backend| {
-        let shapes: [(&[u8], &[u8]); 5] = [(b"user-1", b"value"), (b"last key byte", b""), (b"", b"value"), (b"k", &[7; 5000]), (b"", b"\x00\x00\x01")];
+        let shapes: [(&[u8], &[u8]); 5] =
+            [(b"user-1", b"value"), (b"last key byte", b""), (b"", b"value"), (b"k", &[7; 5000]), (b"", b"\x00\x00\x01")];
         for (key, value) in shapes {
             let data = scratch();
             let dir = partition_dir(data.path());
@@ -421,7 +432,8 @@ fn b014_a_segment_that_is_only_preallocated_is_the_empty_active_one() {
 }
 
 /// The lengths that wrap, overflow or change sign somewhere.
-const LENGTHS: [u32; 9] = [0x7fff_ffff, 0x8000_0000, 0x8000_001c, 0xffff_ffe3, 0xffff_ffe4, 0xffff_ffe5, 0xffff_fffe, u32::MAX, 0xffff_f000];
+const LENGTHS: [u32; 9] =
+    [0x7fff_ffff, 0x8000_0000, 0x8000_001c, 0xffff_ffe3, 0xffff_ffe4, 0xffff_ffe5, 0xffff_fffe, u32::MAX, 0xffff_f000];
 
 #[test]
 fn b025_a_size_that_wraps_ends_the_log_there() {
@@ -661,7 +673,7 @@ fn b030_a_shorter_key_length_cannot_be_seen_and_nothing_else_passes() {
 
 #[test]
 fn b030_no_flipped_bit_of_the_newest_record_passes_but_in_keylen() {
-    for (backend, step) in [(BACKENDS[0], 7), (BACKENDS[1], 1)] {
+    for (backend, step) in [(BACKENDS[0], 11), (BACKENDS[1], 1)] {
         for bit in (0..45 * 8).step_by(step) {
             let (data, dir) = data_with(DEMO);
             let target = Target::newest(&dir);
@@ -715,7 +727,11 @@ fn b033_empty_keys_and_values_are_records_also_at_the_end() {
             let data = scratch();
             let settings = segments_of(segment_bytes);
             let (broker, partition) = create(data.path(), backend, &settings);
-            assert_eq!(partition.append(sapwood::Batch::of(None, b"").unwrap()).unwrap().wait().unwrap(), 0..1, "no key and an empty one are the same");
+            assert_eq!(
+                partition.append(sapwood::Batch::of(None, b"").unwrap()).unwrap().wait().unwrap(),
+                0..1,
+                "no key and an empty one are the same"
+            );
             drop(partition);
             broker.close().unwrap();
             let offsets = append_and_kill(data.path(), backend, &settings, &records);
@@ -740,7 +756,8 @@ fn b033_empty_keys_and_values_are_records_also_at_the_end() {
 #[test]
 fn sealed_damage_of_every_kind_stops_neither_opening_nor_appending() {
     each_backend(|backend| {
-        let kinds = ["flip-value-byte", "flip-key-byte", "flip-timestamp", "flip-crc", "flip-offset", "keylen-gt-size", "keylen-max", "size-huge"];
+        let kinds =
+            ["flip-value-byte", "flip-key-byte", "flip-timestamp", "flip-crc", "flip-offset", "keylen-gt-size", "keylen-max", "size-huge"];
         for name in kinds.into_iter().chain(["size-wraps", "size-plus-one", "size-minus-one", "hole-in-the-middle"]) {
             for segment in [0, 4] {
                 eprintln!("{name} in segment {segment}");
@@ -791,8 +808,36 @@ fn indexes_that_lie_are_written_anew_and_never_believed() {
                     assert_closed(&dir, 1);
                 }
                 let logs: Vec<_> = (0..6).map(|number| fs::read(segment_path(&dir, number * 6, "log")).unwrap()).collect();
-                let originals: Vec<_> = (0..6).map(|number| fs::read(segment_path(&crate::support::fixture(DEMO), number * 6, "log")).unwrap()).collect();
+                let originals: Vec<_> =
+                    (0..6).map(|number| fs::read(segment_path(&crate::support::fixture(DEMO), number * 6, "log")).unwrap()).collect();
                 assert!(logs == originals, "the logs are as they were");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_index_entry_that_leads_elsewhere_is_not_followed() {
+    // In the middle of a sealed segment's index, where opening does not look.
+    each_backend(|backend| {
+        let original = rows_of(&format::demo(36), 0);
+        for number in 0..5u64 {
+            for position in [0, 45 * number + 1, 45 * (number + 1), 45 * 5, 269, 270, 1 << 40, u64::MAX] {
+                for offset in [6 + number, 6, 0, 7 + number, u64::MAX] {
+                    let (data, dir) = data_with(DEMO);
+                    let path = segment_path(&dir, 6, "index");
+                    let mut index = fs::read(&path).unwrap();
+                    index[number as usize * 16..][..16].copy_from_slice(&entry(offset, position));
+                    fs::write(&path, index).unwrap();
+                    let broker = open(data.path(), backend, &segments_of(270));
+                    let partition = partition_of(&broker);
+                    let mut reader = partition.reader().unwrap();
+                    for row in &original[5..13] {
+                        assert_eq!(Row::from(partition.read_one(row.offset).unwrap()), *row, "entry {number} is ({offset}, {position})");
+                        let first = reader.read(row.offset, 1).unwrap().iter().next().map(Row::from);
+                        assert_eq!(first.as_ref(), Some(row), "entry {number} is ({offset}, {position})");
+                    }
+                }
             }
         }
     });

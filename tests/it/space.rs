@@ -11,10 +11,17 @@ use sapwood::{Batch, Error, Partition, TopicConfig};
 use crate::format::segment_path;
 use crate::oracle::{assert_closed, assert_no_spare_blocks, assert_sound};
 use crate::sim::{self, DATA, ENOSPC, tiny};
-use crate::support::{TOPIC, append, assert_in_order, batch, contents, create, each_backend, open, partition_dir, partition_of, read_all, scratch, seed};
+use crate::support::{
+    TOPIC, append, assert_in_order, batch, contents, create, each_backend, open, partition_dir, partition_of, read_all, scratch, seed,
+};
 
 fn held(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Whether the file system has room set aside.
+fn can_allocate(dir: &Path) -> bool {
+    rustix::fs::fallocate(tempfile::tempfile_in(dir).unwrap(), rustix::fs::FallocateFlags::empty(), 0, 4096).is_ok()
 }
 
 #[test]
@@ -28,7 +35,8 @@ fn b016_sealed_and_closed_files_give_back_what_was_allocated() {
             append(&partition, b"", &[7; 1024]);
             let first = segment_path(&dir, 0, "log");
             let (length, while_open) = (fs::metadata(&first).unwrap().len(), held(&first));
-            assert!(length > 1052 && while_open >= 1 << 20, "nothing is allocated ahead: {length} bytes, {while_open} held");
+            assert!(length > 1052, "nothing is kept ahead");
+            assert!(!can_allocate(&dir) || while_open >= 1 << 20, "nothing is allocated ahead: {while_open} bytes held");
             // A record that does not fit in what is left seals the segment.
             append(&partition, b"", &vec![7; 64 << 20]);
             let meta = fs::metadata(&first).unwrap();
@@ -57,7 +65,7 @@ fn what_a_crash_left_allocated_is_given_back_later() {
         broker.close().unwrap();
         crate::child::append_and_kill(data.path(), backend, &topic, &[(vec![], vec![1; 100])]);
         let log = segment_path(&partition_dir(data.path()), 0, "log");
-        assert!(held(&log) >= 8 << 20, "{} held", held(&log));
+        assert!(!can_allocate(data.path()) || held(&log) >= 8 << 20, "{} held", held(&log));
         open(data.path(), backend, &topic).close().unwrap();
         assert_closed(&partition_dir(data.path()), 1);
         assert_eq!(fs::metadata(&log).unwrap().len(), 29 + 128);
@@ -166,6 +174,8 @@ fn a_batch_that_fits_in_part_tells_how_much_of_it_is_in_the_log() {
     assert_eq!(contents(&read_all(&partition)), model);
     drop(partition);
     broker.close().unwrap();
+    // Index entries that found no room are made up for by the next opening at the latest.
+    sim::open(&sim).close().unwrap();
     assert_eq!(sim::assert_closed(&sim, 1).next_offset, 201);
 }
 
@@ -239,6 +249,8 @@ fn a_roll_that_finds_no_room_leaves_nothing_that_is_not_whole() {
         assert_eq!(contents(&read_all(&partition)), model);
         drop(partition);
         broker.close().unwrap();
+        // Index entries that found no room are made up for by the next opening at the latest.
+        sim::open(&sim).close().unwrap();
         let report = sim::assert_closed(&sim, 1);
         assert_eq!(report.segments.len(), model.len());
     }

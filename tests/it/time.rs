@@ -42,7 +42,9 @@ fn a_record_bears_the_clocks_time_or_that_of_the_record_before() {
         let broker = open_at(disk(), &clock, data);
         let partition = broker.create_topic(TOPIC, small()).unwrap().partition(0).unwrap();
         let mut expected = Vec::new();
-        for (wall, stored) in [(0, 0), (0, 0), (100, 100), (200, 200), (150, 200), (199, 200), (201, 201), (u64::MAX, u64::MAX), (5, u64::MAX)] {
+        for (wall, stored) in
+            [(0, 0), (0, 0), (100, 100), (200, 200), (150, 200), (199, 200), (201, 201), (u64::MAX, u64::MAX), (5, u64::MAX)]
+        {
             clock.set(wall);
             append(&partition, b"k", b"v");
             expected.push(stored);
@@ -65,7 +67,11 @@ fn time_never_goes_back_across_rolls_and_reopening() {
                 append(&partition, b"user-1", b"value-00000");
             }
             drop(partition);
-            if round % 2 == 0 { broker.close().unwrap() } else { drop(broker) }
+            if round % 2 == 0 {
+                broker.close().unwrap()
+            } else {
+                drop(broker)
+            }
             broker = open_at(disk(), &clock, data);
         }
         let partition = partition_of(&broker);
