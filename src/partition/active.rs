@@ -163,10 +163,15 @@ impl Active {
         start..room.min(start.saturating_add(bytes)).max(start)
     }
 
-    /// Whether enough index entries wait to be worth two writes; the first of a segment always are.
+    /// Whether enough index entries wait to be worth two writes.
     pub(super) fn owes_index(&self) -> bool {
-        let pending = self.segment.pending().len();
-        pending >= PENDING_ENTRIES || pending > 0 && self.index_end == 0
+        self.segment.pending().len() >= PENDING_ENTRIES
+    }
+
+    /// Whether the index files hold no entry yet: the first is not left waiting, so that a log with acknowledged records
+    /// never stands beside an empty index.
+    pub(super) fn owes_first_entry(&self) -> bool {
+        self.index_end == 0
     }
 
     /// Writes the index entries that wait. Not synced: the log holds all that they say.

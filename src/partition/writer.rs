@@ -426,7 +426,7 @@ impl Writer {
     /// Publishes a commit whose write ended, and answers who waits for it.
     fn finish_commit(&mut self, done: Done) -> Result<()> {
         let commit = self.flight.take().expect("only a commit in flight completes");
-        let segment = &self.active.segment;
+        let segment = Arc::clone(&self.active.segment);
         done.result.map_err(Error::io("write", &segment.path(Kind::Log)))?;
         segment.extend(commit.end(), &commit.entries);
         self.shared.set_appended_end(commit.end_offset());
@@ -438,6 +438,9 @@ impl Writer {
             self.unsynced = Some((bytes + commit.bytes(), since));
         }
         self.shared.metrics.commit(commit.records(), commit.bytes());
+        if self.active.owes_first_entry() {
+            self.active.write_index();
+        }
         self.typical_bytes = (self.typical_bytes * 7 + (commit.end() - commit.written_start())) / 8;
         for waiter in commit.waiters {
             // A dropped ticket is an append that nobody waits for.

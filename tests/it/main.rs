@@ -16,6 +16,7 @@ mod oracle;
 mod sim;
 mod support;
 
+mod ahead;
 mod api;
 mod crash;
 mod durability;
