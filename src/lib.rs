@@ -1,5 +1,10 @@
 //! An embeddable, append-only, partitioned commit log for Linux, on io_uring.
-#![cfg_attr(docsrs, feature(doc_cfg))]
+//!
+//! A [`Broker`] holds a data directory of topics; a [`Topic`] has partitions; a [`Partition`] is one log, appended to by
+//! [`Batch`] and read by [`Reader`]. An acknowledged append is on the device, unless the topic's [`Durability`] says otherwise.
+//! The README has an example, docs/format.md what stands on the disk, ARCHITECTURE.md how it works.
+//!
+//! The library never prints, exits, or reads the environment. It warns through `tracing`.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("sapwood is for 64-bit Linux");
@@ -29,3 +34,8 @@ pub use metrics::Stats;
 pub use partition::{OwnedRecord, Partition, PartitionReport, ReadUpTo, Reader, Records, RecordsIter, Ticket, TornTail, TryAppendError};
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
 pub use topic::{Appended, Topic};
+
+/// Runs the README's examples as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
