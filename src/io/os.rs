@@ -126,7 +126,7 @@ impl Disk for OsDisk {
         // Neither truncated nor written: a file that another process holds stays as it is.
         let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         uninterrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;
-        Ok(Box::new(FileLock { _held: file }))
+        Ok(Box::new(FileLock(file)))
     }
 
     fn ring(&self, config: &RingConfig) -> io::Result<Box<dyn Ring>> {
@@ -152,11 +152,16 @@ fn takes_blocks(file: &fs::File) -> bool {
 
 /// An flock(2) lock: it belongs to the open file, so the kernel releases it with the last descriptor, however a process ends.
 #[derive(Debug)]
-struct FileLock {
-    _held: fs::File,
-}
+struct FileLock(fs::File);
 
 impl Lock for FileLock {}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Closing alone would leave the lock to a child that another thread is just starting, until that child's exec.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
 
 #[derive(Debug)]
 struct OsFile(fs::File);
