@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::io::Backend;
 
+/// Partitions of a topic at most, and one past the largest number of one.
+pub(crate) const MAX_PARTITIONS: u32 = 1 << 16;
+
 /// How a [`Broker`](crate::Broker) works on this machine. Not stored.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BrokerConfig {
@@ -89,7 +92,7 @@ impl TopicConfig {
         let check = |name: &'static str, value: u64, minimum: u64, maximum: u64| {
             if (minimum..=maximum).contains(&value) { Ok(()) } else { Err(Error::InvalidConfig { name, value, minimum, maximum }) }
         };
-        check("partitions", self.partitions.into(), 1, 1 << 16)?;
+        check("partitions", self.partitions.into(), 1, MAX_PARTITIONS.into())?;
         check("segment_bytes", self.segment_bytes, 1, 1 << 62)?;
         check("preallocate_bytes", self.preallocate_bytes, 1 << 12, 1 << 40)?;
         check("index_interval", self.index_interval.into(), 1, u32::MAX.into())?;

@@ -292,7 +292,8 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(Pat
         let left_over = name.strip_prefix(NEW).or_else(|| name.strip_prefix(DELETED)).is_some_and(|name| check_name(name).is_ok());
         match entry.kind {
             EntryKind::File if name == LOCK => {}
-            EntryKind::Directory if left_over => {
+            // Names with a dot in front are the engine's, but what another put there is still another's.
+            EntryKind::Directory if left_over && Topic::is_all_ours(disk, &path)? => {
                 tracing::warn!(path = %path.display(), "removing a topic that was half made or half deleted");
                 remove_tree(disk, &path, REMOVE_DEPTH)?;
                 report.removed.push(path);

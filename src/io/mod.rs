@@ -162,6 +162,9 @@ pub trait File: Debug + Send + Sync {
     fn allocate(&self, range: Range<u64>) -> io::Result<()>;
     /// Data and length are on the device when this returns.
     fn sync(&self) -> io::Result<()>;
+    /// Forgets what the page cache holds of the file and need not write, so that the next read asks the device. After a
+    /// sync that failed the cache may hold what the device does not.
+    fn evict(&self) -> io::Result<()>;
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -22,6 +22,8 @@ use super::{Backend, Create, Disk, Entry, EntryKind, File, Lock, Open, Ring, Rin
 #[derive(Debug)]
 pub struct OsDisk {
     uring: bool,
+    /// Whether one ring may be done without io_uring where the kernel grants no more of them.
+    may_fall_back: bool,
     /// Each cause of working worse than hoped is told once.
     told: Told,
 }
@@ -31,6 +33,7 @@ pub struct OsDisk {
 pub(super) struct Told {
     pub(super) memlock: AtomicBool,
     pub(super) files: AtomicBool,
+    pub(super) rings: AtomicBool,
 }
 
 impl Told {
@@ -59,7 +62,7 @@ impl OsDisk {
                 }
             },
         };
-        Ok(Self { uring, told: Told::default() })
+        Ok(Self { uring, may_fall_back: backend == Backend::Auto, told: Told::default() })
     }
 }
 
@@ -130,7 +133,20 @@ impl Disk for OsDisk {
     }
 
     fn ring(&self, config: &RingConfig) -> io::Result<Box<dyn Ring>> {
-        if self.uring { Ok(Box::new(UringRing::new(config, &self.told)?)) } else { Ok(Box::new(BlockingRing::new(config)?)) }
+        if self.uring {
+            match UringRing::new(config, &self.told) {
+                Ok(ring) => return Ok(Box::new(ring)),
+                // Rings count against the limit of locked memory, which all processes of a user share.
+                Err(error) if self.may_fall_back && error.kind() == io::ErrorKind::OutOfMemory => {
+                    if Told::first(&self.told.rings) {
+                        tracing::warn!(%error, "no more io_uring rings are to be had: RLIMIT_MEMLOCK (`ulimit -l`) is used up; \
+                            this and further ones use pwritev2 and preadv2");
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Box::new(BlockingRing::new(config)?))
     }
 
     fn backend(&self) -> &'static str {
@@ -209,6 +225,10 @@ impl File for OsFile {
     fn sync(&self) -> io::Result<()> {
         // fdatasync makes the length durable too where reading the data back needs it.
         self.0.sync_data()
+    }
+
+    fn evict(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.0, 0, None, rustix::fs::Advice::DontNeed)?)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

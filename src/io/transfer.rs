@@ -220,7 +220,8 @@ impl Transfers {
     /// Ends the transfer, or resumes it.
     fn complete(&mut self, completion: Completion) -> Option<Done> {
         let Completion { token, result, buffer } = completion;
-        let index = self.under_way.iter().position(|transfer| transfer.token == token).expect("a completion answers a submission");
+        // One whose submission was reported to have failed, and took place all the same.
+        let index = self.under_way.iter().position(|transfer| transfer.token == token)?;
         let mut transfer = self.under_way.swap_remove(index);
         let result = match transfer.progress.advance(result) {
             Ok(Next::Resume) => {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result, is_full};
 use crate::io::transfer::{read_exact_at, write_all_at};
 use crate::io::{BLOCK, Create, Disk, File, Open};
 use crate::record::{to_u64, to_usize};
-use crate::segment::{ENTRY_BYTES, Kind, Segment};
+use crate::segment::{ENTRY_BYTES, IndexEntry, Kind, Segment};
 
 /// Index entries that wait in memory before they are written, at most: 64 KiB in either file.
 const PENDING_ENTRIES: usize = 4096;
@@ -27,12 +27,14 @@ pub(super) struct Active {
     pub(super) log: Arc<dyn File>,
     /// Whole blocks past the page cache; else any bytes through it.
     pub(super) direct: bool,
-    index: Arc<dyn File>,
-    time_index: Arc<dyn File>,
+    /// The index and the time index, once they are needed.
+    indexes: Option<[Arc<dyn File>; 2]>,
     /// Bytes in either index file.
     index_end: u64,
     /// The file's length: room up to here is promised, unless the file system promises nothing.
     allocated: u64,
+    /// How much to allocate ahead: less than the settings say once that found no room.
+    ahead: u64,
     /// Up to here every byte was written once, by records or as zeros.
     pub(super) zeroed: u64,
     /// Whether index entries could not be written, and that was told.
@@ -41,62 +43,84 @@ pub(super) struct Active {
     pub(super) zeroing_pays: bool,
 }
 
+/// Why there is no new segment.
+#[derive(Debug)]
+pub(super) enum NoSegment {
+    /// Nothing was made, or it is gone again: the appends that need it are refused, and a later attempt may succeed.
+    Refused(Error),
+    /// What stands on the disk is not known.
+    Failed(Error),
+}
+
+impl From<NoSegment> for Error {
+    fn from(reason: NoSegment) -> Self {
+        let (NoSegment::Refused(error) | NoSegment::Failed(error)) = reason;
+        error
+    }
+}
+
 impl Active {
     /// Makes an empty segment, durable by name.
-    ///
-    /// # Errors
-    /// [`Error::DiskFull`] with nothing left behind, or what the system says.
-    pub(super) fn create(shared: &Shared, base: u64) -> Result<Self> {
+    pub(super) fn create(shared: &Shared, base: u64) -> Result<Self, NoSegment> {
         let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
         let path = segment.path(Kind::Log);
-        let created = open_log(shared, &path, Create::New).map_err(|error| full_or_io(error, "create", &path, 0));
-        let made = created.and_then(|(log, direct)| {
-            let index = open_index(shared, &segment, Kind::Index, Create::Empty)?;
-            let time_index = open_index(shared, &segment, Kind::TimeIndex, Create::Empty)?;
-            shared.disk.sync_dir(&shared.dir).map_err(|error| full_or_io(error, "sync the directory", &shared.dir, 0))?;
-            Ok(Self {
-                segment: Arc::clone(&segment),
-                log,
-                direct,
-                index,
-                time_index,
-                index_end: 0,
-                index_failed: false,
-                allocated: 0,
-                zeroed: 0,
-                zeroing_pays: true,
-            })
-        });
-        if let Err(error) = &made
-            && error.is_disk_full()
-        {
-            remove_files(&*shared.disk, &segment);
+        let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| {
+            let refused = error.kind() != io::ErrorKind::AlreadyExists;
+            let error = full_or_io(error, "create", &path, 0);
+            if refused { NoSegment::Refused(error) } else { NoSegment::Failed(error) }
+        })?;
+        let mut active = Self::new(shared, segment, log, direct, 0);
+        if let Err(error) = active.open_indexes(&*shared.disk) {
+            tracing::warn!(%error, path = %path.display(), "a segment begins without index files; they are made when it is possible");
         }
-        made
+        match shared.disk.sync_dir(&shared.dir) {
+            Ok(()) => Ok(active),
+            Err(error) => {
+                let error = full_or_io(error, "sync the directory", &shared.dir, 0);
+                // A directory whose sync failed otherwise may hold anything.
+                let gone = error.is_disk_full() && active.remove(shared).is_ok();
+                Err(if gone { NoSegment::Refused(error) } else { NoSegment::Failed(error) })
+            }
+        }
     }
 
-    /// Opens the files of a segment whose recovery is done: they end with the last record and the last entry.
-    pub(super) fn open(shared: &Shared, segment: Arc<Segment>) -> Result<Self> {
+    /// Opens the files of a segment whose recovery is done: the log ends with the last record, and the index files hold
+    /// `indexed` entries.
+    pub(super) fn open(shared: &Shared, segment: Arc<Segment>, indexed: usize) -> Result<Self> {
         let path = segment.path(Kind::Log);
         let (log, direct) = open_log(shared, &path, Create::Never).map_err(Error::io("open", &path))?;
-        let index = open_index(shared, &segment, Kind::Index, Create::Never)?;
-        let time_index = open_index(shared, &segment, Kind::TimeIndex, Create::Never)?;
-        // Opening made the files whole entries, unless the disk was too full for them.
-        let index_end = index.len().and_then(|bytes| Ok(bytes.min(time_index.len()?))).map_err(Error::io("measure", &path))?;
-        let index_end = index_end - index_end % ENTRY_BYTES;
+        Ok(Self::new(shared, segment, log, direct, to_u64(indexed) * ENTRY_BYTES))
+    }
+
+    fn new(shared: &Shared, segment: Arc<Segment>, log: Arc<dyn File>, direct: bool, index_end: u64) -> Self {
         let end = segment.appended();
-        Ok(Self {
-            segment,
-            log,
-            direct,
-            index,
-            time_index,
-            index_end,
-            index_failed: false,
-            allocated: end,
-            zeroed: end,
-            zeroing_pays: true,
-        })
+        let ahead = shared.config.preallocate_bytes;
+        Self { segment, log, direct, indexes: None, index_end, index_failed: false, allocated: end, ahead, zeroed: end, zeroing_pays: true }
+    }
+
+    /// Opens the index files, and empties them if none of their entries is this segment's.
+    fn open_indexes(&mut self, disk: &dyn Disk) -> Result<&[Arc<dyn File>; 2]> {
+        if self.indexes.is_none() {
+            let create = if self.index_end == 0 { Create::Empty } else { Create::Never };
+            let open = |kind| {
+                let path = self.segment.path(kind);
+                disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
+            };
+            self.indexes = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
+        }
+        Ok(self.indexes.as_ref().expect("opened above"))
+    }
+
+    /// Removes the files of a segment that came to nothing, durably.
+    fn remove(&self, shared: &Shared) -> io::Result<()> {
+        // The log last: without it the others are nothing.
+        for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
+            match shared.disk.remove_file(&self.segment.path(kind)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        shared.disk.sync_dir(&shared.dir)
     }
 
     /// The bytes of the block that holds the end of the log, up to the end.
@@ -113,19 +137,21 @@ impl Active {
         Ok(bytes)
     }
 
-    /// Sees to room up to byte `end`, with `ahead` bytes more where there is room for them below `limit`.
+    /// Sees to room up to byte `end`, and ahead of it as far as the settings and `limit` say and the device has room.
     ///
     /// # Errors
     /// [`Error::DiskFull`]: nothing was written, and what is there is intact.
-    pub(super) fn make_room(&mut self, shared: &Shared, end: u64, ahead: u64, limit: u64) -> Result<()> {
+    pub(super) fn make_room(&mut self, shared: &Shared, end: u64, limit: u64) -> Result<()> {
         let needed = end.next_multiple_of(BLOCK);
         if needed <= self.allocated {
             return Ok(());
         }
         let path = self.segment.path(Kind::Log);
-        let hoped = needed.max(self.allocated.saturating_add(ahead).min(limit)).next_multiple_of(BLOCK);
+        let hoped = needed.max(self.allocated.saturating_add(self.ahead).min(limit)).next_multiple_of(BLOCK);
         let mut result = self.allocate(hoped);
         if hoped > needed && matches!(&result, Err(error) if is_full(error)) {
+            // Some file systems take long to find out; the next attempt asks for less.
+            self.ahead /= 2;
             result = self.allocate(needed);
         }
         if let Err(error) = result {
@@ -165,32 +191,29 @@ impl Active {
 
     /// Whether enough index entries wait to be worth two writes.
     pub(super) fn owes_index(&self) -> bool {
-        self.segment.pending().len() >= PENDING_ENTRIES
+        !self.index_failed && self.segment.pending().len() >= PENDING_ENTRIES
     }
 
     /// Whether the index files hold no entry yet: the first is not left waiting, so that a log with acknowledged records
     /// never stands beside an empty index.
     pub(super) fn owes_first_entry(&self) -> bool {
-        self.index_end == 0
+        self.index_end == 0 && !self.index_failed
     }
 
     /// Writes the index entries that wait. Not synced: the log holds all that they say.
     ///
-    /// A failure costs look-ups their speed, never a record: it is told, and the entries stay in memory.
-    pub(super) fn write_index(&mut self) {
+    /// A failure costs look-ups their speed, never a record: it is told, and the entries stay in memory until a quiet moment.
+    pub(super) fn write_index(&mut self, disk: &dyn Disk) {
         let entries = self.segment.pending().clone();
         if entries.is_empty() {
             return;
         }
-        for (kind, file) in [(Kind::Index, &self.index), (Kind::TimeIndex, &self.time_index)] {
-            let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
-            if let Err(error) = write_all_at(&**file, &bytes, self.index_end, false) {
-                if !self.index_failed {
-                    tracing::warn!(%error, path = %self.segment.path(kind).display(), "index entries could not be written; they wait in memory");
-                }
-                self.index_failed = true;
-                return;
+        if let Err(error) = self.try_write_index(disk, &entries) {
+            if !self.index_failed {
+                tracing::warn!(%error, "index entries could not be written; they wait in memory");
             }
+            self.index_failed = true;
+            return;
         }
         self.index_failed = false;
         self.index_end += to_u64(entries.len()) * ENTRY_BYTES;
@@ -198,9 +221,19 @@ impl Active {
         self.segment.pending().drain(..entries.len());
     }
 
+    fn try_write_index(&mut self, disk: &dyn Disk, entries: &[IndexEntry]) -> Result<()> {
+        let end = self.index_end;
+        let segment = Arc::clone(&self.segment);
+        for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.open_indexes(disk)?) {
+            let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
+            write_all_at(&**file, &bytes, end, false).map_err(Error::io("write", &segment.path(kind)))?;
+        }
+        Ok(())
+    }
+
     /// Ends the files with their last record and entry, durably, and gives the room behind back.
     pub(super) fn seal(&mut self, shared: &Shared) -> Result<()> {
-        self.write_index();
+        self.write_index(&*shared.disk);
         let path = self.segment.path(Kind::Log);
         let end = self.segment.appended();
         self.log.set_len(end).map_err(Error::io("cut", &path))?;
@@ -209,7 +242,17 @@ impl Active {
         self.log.sync().map_err(Error::io("sync", &path))?;
         shared.metrics.sync();
         self.segment.set_durable(end);
+        self.seal_indexes();
         Ok(())
+    }
+
+    /// Ends the index files with the last entry that both hold, durably: opening looks only at the ends of sealed ones.
+    fn seal_indexes(&self) {
+        for file in self.indexes.iter().flatten() {
+            if let Err(error) = file.set_len(self.index_end).and_then(|()| file.sync()) {
+                tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; the next opening looks at it");
+            }
+        }
     }
 }
 
@@ -224,23 +267,6 @@ fn open_log(shared: &Shared, path: &Path, create: Create) -> io::Result<(Arc<dyn
             Ok((shared.disk.open(path, Open { direct: false, create, ..how })?, false))
         }
         result => Ok((result?, how.direct)),
-    }
-}
-
-fn open_index(shared: &Shared, segment: &Segment, kind: Kind, create: Create) -> Result<Arc<dyn File>> {
-    let path = segment.path(kind);
-    shared.disk.open(&path, Open { create, ..Open::WRITE }).map_err(|error| full_or_io(error, "open", &path, 0))
-}
-
-fn remove_files(disk: &dyn Disk, segment: &Segment) {
-    // The log last: without it the others are nothing.
-    for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
-        let path = segment.path(kind);
-        if let Err(error) = disk.remove_file(&path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(%error, path = %path.display(), "a segment that found no room could not be removed");
-        }
     }
 }
 

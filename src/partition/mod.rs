@@ -168,7 +168,7 @@ impl Partition {
     ) -> Result<(Self, PartitionReport)> {
         let dir: Arc<Path> = Arc::from(dir);
         let recovered = open::recover(&*disk, &dir, &config, &placement.topic, placement.number)?;
-        let open::Recovered { segments, next_offset, last_timestamp, mut report } = recovered;
+        let open::Recovered { segments, indexed, next_offset, last_timestamp, mut report } = recovered;
         let shared = Arc::new(Shared {
             dir,
             config,
@@ -181,7 +181,7 @@ impl Partition {
             metrics: Metrics::default(),
         });
         let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
-            Some(segment) => Active::open(&shared, segment)?,
+            Some(segment) => Active::open(&shared, segment, indexed)?,
             None => {
                 let active = Active::create(&shared, next_offset)?;
                 shared.push_segment(Arc::clone(&active.segment));

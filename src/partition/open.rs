@@ -11,7 +11,7 @@ use crate::config::TopicConfig;
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, File, Open};
 use crate::record::Flaw;
-use crate::segment::{self, Found, IndexEntry, Kind, Name, Scanner, Segment, Step, Tail};
+use crate::segment::{self, Found, IndexEntry, Kind, Name, Reconciled, Scanner, Segment, Step, Tail};
 
 /// What opening a partition found and did.
 #[derive(Debug, Clone)]
@@ -61,6 +61,8 @@ pub struct TornTail {
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) segments: Vec<Arc<Segment>>,
+    /// Entries in the active segment's index files.
+    pub(super) indexed: usize,
     pub(super) next_offset: u64,
     pub(super) last_timestamp: u64,
     pub(super) report: PartitionReport,
@@ -80,9 +82,10 @@ pub(super) fn recover(disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, to
         rebuilt: Vec::new(),
         ignored: Vec::new(),
     };
-    let bases = list(disk, dir, &mut report)?;
+    let mut bases = list(disk, dir, &mut report)?;
+    remove_abandoned(disk, dir, &mut bases, config)?;
     let Some((&active_base, sealed)) = bases.split_last() else {
-        return Ok(Recovered { segments: Vec::new(), next_offset: 0, last_timestamp: 0, report });
+        return Ok(Recovered { segments: Vec::new(), indexed: 0, next_offset: 0, last_timestamp: 0, report });
     };
     let mut segments = Vec::with_capacity(bases.len());
     let mut last_timestamp = 0;
@@ -91,13 +94,13 @@ pub(super) fn recover(disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, to
         last_timestamp = end.last_timestamp.max(last_timestamp);
         segments.push(end.segment);
     }
-    let end = recover_active(disk, dir, active_base, config, &mut report)?;
+    let (end, indexed) = recover_active(disk, dir, active_base, config, &mut report)?;
     segments.push(end.segment);
     report.segments = segments.len();
     report.first_offset = bases[0];
     report.next_offset = end.next_offset;
     let last_timestamp = end.last_timestamp.max(last_timestamp);
-    Ok(Recovered { segments, next_offset: end.next_offset, last_timestamp, report })
+    Ok(Recovered { segments, indexed, next_offset: end.next_offset, last_timestamp, report })
 }
 
 /// The bases of the segments, in order. Everything else is reported.
@@ -111,11 +114,11 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Vec
                 logs.insert(base, path);
             }
             Some(Name { base, .. }) if entry.kind == EntryKind::File => indexes.push((base, path)),
-            _ if path.extension().is_some_and(|extension| extension == "torn") && entry.kind == EntryKind::File => {}
-            // A copy that an interrupted opening did not finish.
-            _ if entry.name.to_string_lossy().ends_with(".torn.tmp") && entry.kind == EntryKind::File => {
+            // One that an interrupted opening did not finish.
+            _ if segment::is_unfinished_copy(&entry.name) && entry.kind == EntryKind::File => {
                 disk.remove_file(&path).map_err(Error::io("remove", &path))?;
             }
+            _ if segment::is_copy(&entry.name) && entry.kind == EntryKind::File => {}
             _ => report.ignored.push(path),
         }
     }
@@ -125,6 +128,37 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Vec
         tracing::warn!(path = %path.display(), "not a file of this partition; left alone");
     }
     Ok(logs.into_keys().collect())
+}
+
+/// Removes a last segment that is empty and begins within the one before it: one that found no room when it was made, whose
+/// removal a power loss undid. It holds no byte; the one before it went on.
+fn remove_abandoned(disk: &dyn Disk, dir: &Path, bases: &mut Vec<u64>, config: &TopicConfig) -> Result<()> {
+    let [.., before, last] = bases[..] else { return Ok(()) };
+    let path = |base, kind| dir.join(Name { base, kind }.to_string());
+    let open = |base| {
+        let path = path(base, Kind::Log);
+        let log = disk.open(&path, Open::READ).map_err(Error::io("open", &path))?;
+        let len = log.len().map_err(Error::io("measure", &path))?;
+        Ok::<_, Error>((log, len, path))
+    };
+    if open(last)?.1 > 0 {
+        return Ok(());
+    }
+    let (log, len, log_path) = open(before)?;
+    if Walk::over(&*log, &log_path, (before, 0), len, before, config.index_interval)?.next_offset <= last {
+        return Ok(());
+    }
+    tracing::warn!(path = %path(last, Kind::Log).display(), "removing an empty segment that was abandoned while it was made");
+    for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
+        let path = path(last, kind);
+        match disk.remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path)(error)),
+            _ => {}
+        }
+    }
+    disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
+    bases.pop();
+    Ok(())
 }
 
 /// The end of a segment.
@@ -164,7 +198,7 @@ fn check_sealed(disk: &dyn Disk, dir: &Arc<Path>, base: u64, next: u64, config: 
     }
     let end = walk.end(dir, base, if walk.flaw.is_none() { walk.position } else { len });
     if walk.flaw.is_none() {
-        reconcile(disk, &end.segment, &walk.entries, report)?;
+        reconcile(disk, &end.segment, &walk.entries, report);
     }
     Ok(end)
 }
@@ -173,9 +207,13 @@ fn check_sealed(disk: &dyn Disk, dir: &Arc<Path>, base: u64, next: u64, config: 
 fn walk_from_index(disk: &dyn Disk, dir: &Path, log: &dyn File, base: u64, len: u64, config: &TopicConfig) -> Result<Option<Walk>> {
     let last = |kind| {
         let path = dir.join(Name { base, kind }.to_string());
-        segment::last_entry(disk, &path).map_err(Error::io("read", &path))
+        // A file that cannot be read is as good as none: the log tells it all.
+        segment::last_entry(disk, &path).unwrap_or_else(|error| {
+            tracing::warn!(%error, path = %path.display(), "an index cannot be read");
+            None
+        })
     };
-    let (Some(by_position), Some(by_time)) = (last(Kind::Index)?, last(Kind::TimeIndex)?) else { return Ok(None) };
+    let (Some(by_position), Some(by_time)) = (last(Kind::Index), last(Kind::TimeIndex)) else { return Ok(None) };
     let (offset, position) = (by_position.offset, by_position.second);
     if by_position.count != by_time.count || offset != by_time.offset || offset < base || position >= len {
         return Ok(None);
@@ -187,21 +225,25 @@ fn walk_from_index(disk: &dyn Disk, dir: &Path, log: &dyn File, base: u64, len: 
     Ok((sound && timestamp.is_none_or(|timestamp| timestamp == by_time.second)).then_some(walk))
 }
 
-/// Makes the index files what the log says. They hold nothing of their own, so a disk too full for them stops nothing.
-fn reconcile(disk: &dyn Disk, segment: &Segment, entries: &[IndexEntry], report: &mut PartitionReport) -> Result<()> {
-    match segment::reconcile_indexes(disk, segment, entries) {
-        Ok(written) => report.rebuilt.extend(written),
-        Err(error) if error.is_disk_full() => tracing::warn!(%error, "no room to write an index anew; look-ups scan instead"),
-        Err(error) => return Err(error),
+/// Makes the index files what the log says, and gives how many entries they hold then.
+fn reconcile(disk: &dyn Disk, segment: &Segment, entries: &[IndexEntry], report: &mut PartitionReport) -> usize {
+    let Reconciled { written, kept, error } = segment::reconcile_indexes(disk, segment, entries);
+    report.rebuilt.extend(written);
+    if let Some(error) = error {
+        tracing::warn!(%error, "an index could not be written anew; look-ups scan the log instead");
     }
-    Ok(())
+    kept
 }
 
-/// Finds the end of the active segment, cuts what is behind it, and makes the indexes what the log says.
-fn recover_active(disk: &dyn Disk, dir: &Arc<Path>, base: u64, config: &TopicConfig, report: &mut PartitionReport) -> Result<End> {
+/// Finds the end of the active segment, cuts what is behind it, and makes the indexes what the log says. Gives how many
+/// entries they hold.
+fn recover_active(disk: &dyn Disk, dir: &Arc<Path>, base: u64, config: &TopicConfig, report: &mut PartitionReport) -> Result<(End, usize)> {
     let path = dir.join(Name { base, kind: Kind::Log }.to_string());
     let log = disk.open(&path, Open::WRITE).map_err(Error::io("open", &path))?;
     let len = log.len().map_err(Error::io("measure", &path))?;
+    // What is judged is what the device holds: after a failed sync, the page cache may show more.
+    log.sync().map_err(Error::io("sync", &path))?;
+    log.evict().map_err(Error::io("read anew", &path))?;
     let walk = Walk::over(&*log, &path, (base, 0), len, base, config.index_interval)?;
     if let Some(flaw) = walk.flaw {
         let tail = Tail::examine(&*log, walk.position, len, walk.next_offset).map_err(Error::io("read", &path))?;
@@ -223,8 +265,10 @@ fn recover_active(disk: &dyn Disk, dir: &Arc<Path>, base: u64, config: &TopicCon
     log.sync().map_err(Error::io("sync", &path))?;
     disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
     let end = walk.end(dir, base, walk.position);
-    reconcile(disk, &end.segment, &walk.entries, report)?;
-    Ok(end)
+    let kept = reconcile(disk, &end.segment, &walk.entries, report);
+    // The writer adds to the files what they lack.
+    end.segment.pending().extend_from_slice(&walk.entries[kept..]);
+    Ok((end, kept))
 }
 
 /// A scan to the end of a log.

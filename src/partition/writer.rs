@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active::Active;
+use super::active::{Active, NoSegment};
 use super::commit::{Commit, Waiter};
 use super::queue::{Hearing, Inbox, Message};
 use super::syncer::Syncer;
@@ -287,28 +287,29 @@ impl Writer {
                         self.carried = Some(carried);
                         return Ok(false);
                     }
-                    if let Err(error) = self.roll() {
-                        return self.refuse(carried, error).map(|()| true);
+                    if let Err(refusal) = self.roll()? {
+                        return self.refuse(carried, refusal).map(|()| true);
                     }
                     carried.has_room = false;
                     carried.needs_roll = false;
                 }
-                Err(error) => return self.refuse(carried, error).map(|()| true),
+                Err(error @ Error::DiskFull { .. }) => return self.refuse(carried, error).map(|()| true),
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Answers a batch that found no room. Any other error is the partition's.
+    /// Answers a batch for which there is no room, or no segment. Nothing was written for what is left of it; an error that
+    /// cannot tell how much that is latches.
     fn refuse(&mut self, carried: Carried, error: Error) -> Result<()> {
-        match error {
-            Error::DiskFull { path, needed, .. } => {
-                let error = Error::DiskFull { path, needed, appended: carried.placed };
-                tracing::warn!(%error, "an append is refused");
-                let _ = carried.answer.send(Err(error));
-                Ok(())
-            }
-            error => Err(error),
-        }
+        let error = match error {
+            Error::DiskFull { path, needed, .. } => Error::DiskFull { path, needed, appended: carried.placed },
+            error if carried.placed == 0 => error,
+            error => return Err(error),
+        };
+        tracing::warn!(%error, "an append is refused");
+        let _ = carried.answer.send(Err(error));
+        Ok(())
     }
 
     /// Encodes records until the batch, the commit or the segment is at its end. With the last record, the answer is owed.
@@ -347,7 +348,7 @@ impl Writer {
         let config = &self.shared.config;
         let rest = carried.batch.bytes() - to_u64(carried.at);
         let end = (position + rest).min(config.segment_bytes).max(position + to_u64(bytes));
-        self.active.make_room(&self.shared, end, config.preallocate_bytes, config.segment_bytes)?;
+        self.active.make_room(&self.shared, end, config.segment_bytes)?;
         carried.has_room = true;
         Ok(())
     }
@@ -439,7 +440,7 @@ impl Writer {
         }
         self.shared.metrics.commit(commit.records(), commit.bytes());
         if self.active.owes_first_entry() {
-            self.active.write_index();
+            self.active.write_index(&*self.shared.disk);
         }
         self.typical_bytes = (self.typical_bytes * 7 + (commit.end() - commit.written_start())) / 8;
         for waiter in commit.waiters {
@@ -456,7 +457,7 @@ impl Writer {
     // ---------------------------------------------------------------- upkeep
 
     fn write_index(&mut self) {
-        self.active.write_index();
+        self.active.write_index(&*self.shared.disk);
         self.index_since = None;
     }
 
@@ -551,11 +552,16 @@ impl Writer {
         }
     }
 
-    /// Seals the active segment and opens the next, named by the next offset. Everything before is durable then.
-    fn roll(&mut self) -> Result<()> {
+    /// Seals the active segment and opens the next, named by the next offset. Everything before is durable then. The inner
+    /// error leaves the active segment as it was, and able to take what still fits.
+    fn roll(&mut self) -> Result<Result<(), Error>> {
         self.active.seal(&self.shared)?;
         self.everything_is_durable();
-        let next = Active::create(&self.shared, self.next_offset)?;
+        let next = match Active::create(&self.shared, self.next_offset) {
+            Ok(next) => next,
+            Err(NoSegment::Refused(error)) => return Ok(Err(error)),
+            Err(NoSegment::Failed(error)) => return Err(error),
+        };
         let slot = self.transfers.attach(Arc::clone(&next.log)).map_err(Error::io("attach to the ring", &self.shared.dir))?;
         self.transfers.detach(std::mem::replace(&mut self.slot, slot));
         self.shared.push_segment(Arc::clone(&next.segment));
@@ -563,7 +569,7 @@ impl Writer {
         self.last_block.clear();
         self.index_since = None;
         self.shared.metrics.roll();
-        Ok(())
+        Ok(Ok(()))
     }
 
     fn close(&mut self) -> Result<()> {

@@ -89,12 +89,27 @@ pub(super) fn make(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<bo
         Err(error) => return Err(error),
     };
     let len = file.len()?;
-    let mut found = vec![0; to_usize(len.min(to_u64(wanted.len())))];
-    let read = read_up_to_at(&*file, &mut found, 0)?;
-    let common = found[..read].iter().zip(wanted).take_while(|(found, wanted)| found == wanted).count();
+    let common = common(&*file, wanted)?;
     if to_u64(common) < len {
         file.set_len(to_u64(common))?;
     }
     write_all_at(&*file, &wanted[common..], to_u64(common), false)?;
     Ok(made || to_u64(common) < len || common < wanted.len())
+}
+
+/// How many of the entries in `wanted` the file begins with.
+pub(super) fn held(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<usize> {
+    Ok(common(&*disk.open(path, Open::READ)?, wanted)? / to_usize(ENTRY_BYTES))
+}
+
+/// Leaves the file its first entries.
+pub(super) fn cut(disk: &dyn Disk, path: &Path, entries: usize) -> io::Result<()> {
+    disk.open(path, Open::WRITE)?.set_len(to_u64(entries) * ENTRY_BYTES)
+}
+
+/// With how many bytes of `wanted` the file begins.
+fn common(file: &dyn File, wanted: &[u8]) -> io::Result<usize> {
+    let mut found = vec![0; to_usize(file.len()?.min(to_u64(wanted.len())))];
+    let read = read_up_to_at(file, &mut found, 0)?;
+    Ok(found[..read].iter().zip(wanted).take_while(|(found, wanted)| found == wanted).count())
 }

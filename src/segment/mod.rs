@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::io::{Disk, EntryKind, File, Open};
+use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::to_usize;
 
 pub(crate) use index::{ENTRY_BYTES, IndexEntry};
 pub(crate) use name::{Kind, Name};
 pub(crate) use scan::{Found, Scanner, Step};
-pub(crate) use tail::{Tail, copy_aside};
+pub(crate) use tail::{Tail, copy_aside, is_copy, is_unfinished_copy};
 
 /// One segment of a partition.
 #[derive(Debug)]
@@ -142,6 +142,21 @@ fn walk(log: &dyn File, path: &Path, from: (u64, u64), offset: u64, end: u64) ->
     }
 }
 
+/// Whether the directory holds a segment; not if there is no such directory.
+pub(crate) fn has_any(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
+    let is_log = |entry: &Entry| entry.kind == EntryKind::File && matches!(Name::parse(&entry.name), Some(Name { kind: Kind::Log, .. }));
+    match disk.list(dir) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+        entries => Ok(entries?.iter().any(is_log)),
+    }
+}
+
+/// Whether all that the directory holds are segments' files and torn tails.
+pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
+    let is_ours = |entry: &Entry| entry.kind == EntryKind::File && (Name::parse(&entry.name).is_some() || tail::is_copy(&entry.name));
+    Ok(disk.list(dir)?.iter().all(is_ours))
+}
+
 /// The end of an index file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastEntry {
@@ -186,19 +201,44 @@ pub(crate) fn guess_interval(disk: &dyn Disk, dir: &Path) -> io::Result<Option<u
     Ok(None)
 }
 
-/// Makes the two index files exactly what `entries` say; tells which of them had to be written.
+/// What became of a segment's index files.
+#[derive(Debug, Default)]
+pub(crate) struct Reconciled {
+    /// Those that had to be written.
+    pub(crate) written: Vec<PathBuf>,
+    /// How many of the entries both files hold now.
+    pub(crate) kept: usize,
+    /// Why not all of them.
+    pub(crate) error: Option<Error>,
+}
+
+/// Makes the two index files exactly what `entries` say; where that fails, the longest beginning that both can hold.
 ///
-/// Read first and written only where they differ, so that opening a sound partition changes no byte of them.
-pub(crate) fn reconcile_indexes(disk: &dyn Disk, segment: &Segment, entries: &[IndexEntry]) -> Result<Vec<PathBuf>> {
-    let mut written = Vec::new();
+/// Read first and written only where they differ, so that opening a sound partition changes no byte of them. A failure is
+/// no reason to stop: the files hold nothing that the log does not.
+pub(crate) fn reconcile_indexes(disk: &dyn Disk, segment: &Segment, entries: &[IndexEntry]) -> Reconciled {
+    let mut result = Reconciled { kept: entries.len(), ..Reconciled::default() };
+    let wanted = |kind| -> Vec<u8> { entries.iter().flat_map(|entry| entry.encode(kind)).collect() };
     for kind in [Kind::Index, Kind::TimeIndex] {
         let path = segment.path(kind);
-        let wanted: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
-        if index::make(disk, &path, &wanted).map_err(Error::io("write", &path))? {
-            written.push(path);
+        match index::make(disk, &path, &wanted(kind)) {
+            Ok(true) => result.written.push(path),
+            Ok(false) => {}
+            Err(error) => {
+                result.kept = 0;
+                result.error = Some(Error::io("write", &path)(error));
+            }
         }
     }
-    Ok(written)
+    if result.error.is_some() {
+        let held = |kind| index::held(disk, &segment.path(kind), &wanted(kind)).unwrap_or(0);
+        result.kept = held(Kind::Index).min(held(Kind::TimeIndex));
+        for kind in [Kind::Index, Kind::TimeIndex] {
+            // Cutting takes no room. Where it fails too, the next writer of the file cuts it.
+            let _ = index::cut(disk, &segment.path(kind), result.kept);
+        }
+    }
+    result
 }
 
 /// The records `base`, `base + interval`, … are indexed.

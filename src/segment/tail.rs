@@ -1,5 +1,6 @@
 //! What lies behind the last record of an active log, and setting it aside before it is cut.
 
+use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -123,6 +124,17 @@ pub(crate) fn copy_aside(disk: &dyn Disk, log: &dyn File, log_path: &Path, span:
         }
     }
     unreachable!("a directory holds fewer files than a u32 counts")
+}
+
+/// Whether a file is called as such a copy is, finished or not.
+pub(crate) fn is_copy(name: &OsStr) -> bool {
+    let name = Path::new(name);
+    name.extension().is_some_and(|extension| extension == "torn") || is_unfinished_copy(name.as_os_str())
+}
+
+/// Whether a file is called as a copy is before it is whole.
+pub(crate) fn is_unfinished_copy(name: &OsStr) -> bool {
+    name.to_string_lossy().ends_with(".torn.tmp")
 }
 
 /// Whether the file at `path` is a copy of bytes `span` of the log.

@@ -3,16 +3,18 @@
 mod name;
 mod settings;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::clock::Clock;
-use crate::config::TopicConfig;
+use crate::config::{MAX_PARTITIONS, TopicConfig};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock};
 use crate::partition::{Partition, PartitionReport, Placement};
 use crate::record::{Batch, to_usize};
+use crate::segment;
 
 pub(crate) use name::check_name;
 
@@ -73,9 +75,21 @@ impl Topic {
         disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))
     }
 
-    /// Whether a directory holds what a topic does: partitions.
+    /// Whether a directory is a topic's: it holds settings, or a partition with a segment in it. A directory of another's,
+    /// which this user may not even read, is none.
     pub(crate) fn is_laid_out(disk: &dyn Disk, dir: &Path) -> Result<bool> {
-        Ok(!partition_numbers(disk, dir)?.0.is_empty() || settings::exist(disk, dir)?)
+        let looked = settings::exist(disk, dir).and_then(|exist| if exist { Ok(true) } else { has_segments(disk, dir) });
+        match looked {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
+            result => result.map_err(Error::io("list", dir)),
+        }
+    }
+
+    /// Whether nothing in the directory is another's: what a topic that is half made or half deleted may consist of.
+    pub(crate) fn is_all_ours(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+        let (numbers, others) = partition_numbers(disk, dir).map_err(Error::io("list", dir))?;
+        let ours = |number: &u32| segment::has_only_ours(disk, &dir.join(number.to_string())).map_err(Error::io("list", dir));
+        Ok(others.is_empty() && numbers.iter().map(ours).collect::<Result<Vec<_>>>()?.into_iter().all(|ours| ours))
     }
 
     /// Opens all partitions of the topic in `dir`, with `fallback` for what its own settings do not tell.
@@ -85,7 +99,7 @@ impl Topic {
         name: &str,
         fallback: &TopicConfig,
     ) -> Result<(Self, Vec<PartitionReport>, Vec<PathBuf>)> {
-        let (numbers, ignored) = partition_numbers(&*around.disk, dir)?;
+        let (numbers, ignored) = partition_numbers(&*around.disk, dir).map_err(Error::io("list", dir))?;
         let counted = numbers.last().map_or(0, |last| last + 1);
         let config = settings::read(&*around.disk, dir, fallback, counted)?;
         let partitions = config.partitions.max(counted);
@@ -175,12 +189,25 @@ fn route(key: &[u8], partitions: u32) -> u32 {
     u32::try_from(hash % u64::from(partitions)).expect("less than a u32")
 }
 
+/// Whether any partition in `dir` holds a segment.
+fn has_segments(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
+    for number in partition_numbers(disk, dir)?.0 {
+        if segment::has_any(disk, &dir.join(number.to_string()))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The partitions' numbers, in order, and the entries that are none and no settings.
-fn partition_numbers(disk: &dyn Disk, dir: &Path) -> Result<(Vec<u32>, Vec<PathBuf>)> {
+fn partition_numbers(disk: &dyn Disk, dir: &Path) -> io::Result<(Vec<u32>, Vec<PathBuf>)> {
     let (mut numbers, mut others) = (Vec::new(), Vec::new());
-    for entry in disk.list(dir).map_err(Error::io("list", dir))? {
+    for entry in disk.list(dir)? {
         // In decimal, without leading zeros: exactly what the number prints as.
-        let number = entry.name.to_str().and_then(|name| name.parse().ok().filter(|number: &u32| number.to_string() == name));
+        let number = entry
+            .name
+            .to_str()
+            .and_then(|name| name.parse().ok().filter(|number: &u32| *number < MAX_PARTITIONS && number.to_string() == name));
         match number {
             Some(number) if entry.kind == EntryKind::Directory => numbers.push(number),
             _ if settings::is_name(&entry.name) => {}

@@ -21,9 +21,8 @@ pub(super) fn is_name(name: &OsStr) -> bool {
 }
 
 /// Whether there are any.
-pub(super) fn exist(disk: &dyn Disk, dir: &Path) -> Result<bool> {
-    let entries = disk.list(dir).map_err(Error::io("list", dir))?;
-    Ok(entries.iter().any(|entry| is_name(&entry.name)))
+pub(super) fn exist(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
+    Ok(disk.list(dir)?.iter().any(|entry| is_name(&entry.name)))
 }
 
 /// Writes the settings of a new topic, durable but for the file's name.
@@ -63,7 +62,7 @@ fn try_read(disk: &dyn Disk, path: &Path) -> io::Result<TopicConfig> {
 
 /// The interval of the first index found that tells one.
 fn guess_interval(disk: &dyn Disk, dir: &Path) -> Result<Option<u32>> {
-    for number in super::partition_numbers(disk, dir)?.0 {
+    for number in super::partition_numbers(disk, dir).map_err(Error::io("list", dir))?.0 {
         let dir = dir.join(number.to_string());
         if let Some(interval) = segment::guess_interval(disk, &dir).map_err(Error::io("look at the indexes in", &dir))? {
             return Ok(Some(interval));

@@ -297,6 +297,17 @@ impl Content {
         self.dirty.values_mut().for_each(|dirty| dirty.forsaken = true);
     }
 
+    /// What a failed sync left in memory alone is gone from there too.
+    pub(super) fn evict(&mut self) {
+        for (number, dirty) in &self.dirty {
+            if dirty.forsaken {
+                self.seen.set(*number, self.durable.0.get(number).cloned());
+            }
+        }
+        self.dirty.retain(|_, dirty| !dirty.forsaken);
+        self.seen.cut(self.len());
+    }
+
     /// The power fails: `durable` and a part of the rest, by `keep` and `rng`, become all there is.
     pub(super) fn lose_power(&mut self, keep: Keep, rng: &mut Rng) {
         let last = self.lens.len() - 1;

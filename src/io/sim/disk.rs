@@ -257,6 +257,13 @@ impl File for SimFile {
         })
     }
 
+    fn evict(&self) -> io::Result<()> {
+        self.perform(&self.call(OpKind::Len), |state, _| {
+            state.tree.content(self.handle.ino)?.evict();
+            Ok(())
+        })
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
