@@ -134,8 +134,9 @@ impl Broker {
         let (disk, dir) = (&*self.0.disk, &self.0.dir);
         let hidden = dir.join(format!("{NEW}{name}"));
         let path = dir.join(name);
-        let laid_out = disk.create_dir(&hidden).map_err(Error::io("create", &hidden)).and_then(|()| Topic::lay_out(disk, &hidden, &config));
-        let made = laid_out.and_then(|()| match disk.rename(&hidden, &path) {
+        make_way(disk, &hidden)?;
+        disk.create_dir(&hidden).map_err(Error::io("create", &hidden)).map_err(disk_full_or)?;
+        let made = Topic::lay_out(disk, &hidden, &config).and_then(|()| match disk.rename(&hidden, &path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
             result => result.map_err(Error::io("rename", &hidden)),
         });
@@ -313,17 +314,20 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(Pat
 /// Gives the topic a hidden name, durably, and then removes it: from the rename on it is gone.
 fn delete_tree(disk: &dyn Disk, dir: &Path, name: &str) -> Result<()> {
     let (path, hidden) = (dir.join(name), dir.join(format!("{DELETED}{name}")));
-    match disk.rename(&path, &hidden) {
-        // One that an earlier deletion could not remove to its end.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            remove_tree(disk, &hidden, REMOVE_DEPTH)?;
-            disk.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
-        }
-        result => result.map_err(Error::io("rename", &path))?,
-    }
+    make_way(disk, &hidden)?;
+    disk.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
     disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
     remove_tree(disk, &hidden, REMOVE_DEPTH)?;
     disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))
+}
+
+/// Removes what an earlier attempt left under a hidden name. What another put there stays, and what comes next tells of it.
+fn make_way(disk: &dyn Disk, hidden: &Path) -> Result<()> {
+    let is_ours = match disk.list(hidden) {
+        Ok(_) => Topic::is_all_ours(disk, hidden)?,
+        Err(_) => false,
+    };
+    if is_ours { remove_tree(disk, hidden, REMOVE_DEPTH) } else { Ok(()) }
 }
 
 /// Removes a directory of the engine's own, and what is in it. Links are removed, never followed.
