@@ -10,7 +10,7 @@ use sapwood::{Backend, Broker, Error, TopicConfig};
 use serde_json::{Value, json};
 
 use crate::support::{append, config, open, partition_of};
-use crate::{kill, recovery};
+use crate::{kill, lengths};
 
 const ROLE: &str = "SAPWOOD_IT_ROLE";
 const ARGUMENTS: &str = "SAPWOOD_IT_ARGUMENTS";
@@ -174,7 +174,7 @@ fn entry() {
         "append" => append_role(),
         "hold" => hold_role(),
         "produce" => kill::produce_role(),
-        "recover" => recovery::recover_role(),
+        "recover" => lengths::recover_role(),
         other => panic!("no role is called {other}"),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sapwood::io::sim::{Effect, Fault, OpKind, SimDisk};
 use sapwood::{Batch, Broker, Durability, Partition, ReadUpTo, TopicConfig};
 
+use crate::format::segment_bases;
 use crate::oracle::Found;
 use crate::sim::{self, EAGAIN, EINTR, assert_closed, assert_sound_while_open, create, dir, open, tiny, try_open};
 use crate::support::{Row, TOPIC, append, assert_in_order, batch, contents, partition_of, read_all, read_up_to, rows, seed};
@@ -117,7 +118,10 @@ fn b015_a_hundred_appends_survive_a_strict_power_loss_at_every_operation() {
             let sim = fresh();
             sim.crash_at_op(point);
             let (acknowledged, closed) = workload(&sim, &topic, 100);
-            assert!(sim.crashed() && !closed, "operation {point} of {points} was not reached");
+            // Index entries are written in quiet moments, so two runs differ by a few operations; and a close does not fail
+            // for the indexes, which come last.
+            let late = point + 10 > points;
+            assert!(sim.crashed() && !closed || closed && late, "operation {point} of {points} was not reached");
             let what = format!("direct {direct}, allocate {allocate}, operation {point} of {points}");
             match point % 4 {
                 0 => sim.crash_process(),
@@ -480,6 +484,22 @@ fn b086_a_deleted_topic_is_whole_or_gone_at_every_crash_point() {
                 assert_topics_are_whole(&sim, &broker, &topic, &what);
             }
         }
+    }
+}
+
+#[test]
+fn segments_end_at_the_exact_byte() {
+    // Records of 45 bytes that fit to the byte, and by one byte do not; one by one, and in one batch.
+    for segment_bytes in (43..=47).chain(88..=92).chain(133..=137).chain(4094..=4097) {
+        let (sim, broker, partition) = create(1, &tiny(segment_bytes));
+        for offset in 0..3 {
+            append_next(&partition, offset).unwrap();
+        }
+        partition.append(batch(&(3..93).map(content).collect::<Vec<_>>())).unwrap().wait().unwrap();
+        drop(partition);
+        broker.close().unwrap();
+        let bases: Vec<_> = assert_closed(&sim, 1).segments.iter().map(|segment| segment.base).collect();
+        assert_eq!(bases, segment_bases([45; 93], segment_bytes, 0), "segments of {segment_bytes}");
     }
 }
 

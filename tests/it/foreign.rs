@@ -201,13 +201,19 @@ fn settings_may_differ_from_those_it_was_written_with() {
 }
 
 #[test]
-fn an_empty_directory_is_an_empty_partition() {
+fn a_partition_without_records_goes_on_and_a_directory_without_a_segment_is_none() {
     each_backend(|backend| {
         let data = scratch();
-        fs::create_dir_all(partition_dir(data.path())).unwrap();
+        let dir = partition_dir(data.path());
+        fs::create_dir_all(&dir).unwrap();
+        let broker = open(data.path(), backend, &small());
+        assert!(broker.topics().is_empty() && broker.report().ignored.len() == 1, "{:?}", broker.report());
+        broker.close().unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "nothing is made in what is not ours");
+        fs::write(dir.join("00000000000000000000.log"), b"").unwrap();
         let broker = open(data.path(), backend, &small());
         assert_eq!(append(&partition_of(&broker), b"k", b"v"), 0);
         broker.close().unwrap();
-        assert_eq!(assert_closed(&partition_dir(data.path()), 1).next_offset, 1);
+        assert_eq!(assert_closed(&dir, 1).next_offset, 1);
     });
 }

@@ -1,9 +1,13 @@
 //! One broker at a time per data directory, told before anything in it is touched. Case B148.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use sapwood::{Backend, Broker, Error};
 use serde_json::json;
 
@@ -104,6 +108,49 @@ fn b148_the_lock_comes_before_recovery() {
         let broker = open(data.path(), backend, &small());
         assert_eq!(partition_of(&broker).next_offset(), 35);
         assert!(!data.path().join(".new-half").exists());
+    });
+}
+
+/// A second descriptor of the lock's own open file, as a process has between fork and exec; none where the kernel refuses.
+fn inherited_lock(data: &Path) -> Option<OwnedFd> {
+    let lock = fs::canonicalize(data.join(".lock")).unwrap();
+    let number = fs::read_dir("/proc/self/fd").unwrap().find_map(|entry| {
+        let entry = entry.unwrap();
+        let here = fs::read_link(entry.path()).is_ok_and(|target| target == lock);
+        here.then(|| entry.file_name().to_str().unwrap().parse().unwrap())
+    });
+    let myself = pidfd_open(getpid(), PidfdFlags::empty()).ok()?;
+    pidfd_getfd(myself, number.expect("the lock is held by a descriptor"), PidfdGetfdFlags::empty()).ok()
+}
+
+#[test]
+fn a_closed_directory_is_free_although_a_process_is_being_started() {
+    each_backend(|backend| {
+        let data = scratch();
+        for close in [true, false] {
+            let broker = open(data.path(), backend, &small());
+            let inherited = inherited_lock(data.path());
+            if close {
+                broker.close().unwrap()
+            } else {
+                drop(broker)
+            }
+            drop(open(data.path(), backend, &small()));
+            drop(inherited);
+        }
+        // The same by chance, everywhere: processes start while the directory is opened and closed.
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    Command::new(std::env::current_exe().unwrap()).arg("--list").stdout(Stdio::null()).status().unwrap();
+                }
+            });
+            for _ in 0..50 {
+                drop(Broker::open(data.path(), config(backend, small())).inspect_err(|_| done.store(true, Ordering::Relaxed)).unwrap());
+            }
+            done.store(true, Ordering::Relaxed);
+        });
     });
 }
 

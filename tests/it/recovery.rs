@@ -1,5 +1,4 @@
-//! Opening after crashes: torn tails, preallocated space, lengths that lie. Case numbers are those of the project's list of failures
-//! met by others.
+//! Opening after crashes: torn tails and preallocated space. Case numbers are those of the project's list of failures met by others.
 //!
 //! The ground is `demo-36-segment-270`: 6 segments of 6 records of 45 bytes, no checkpoint, so what is bad in the newest one is a torn tail.
 
@@ -8,20 +7,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sapwood::io::OsDisk;
-use sapwood::{Backend, Broker, Error, Flaw, PartitionReport, TopicConfig};
-use serde_json::json;
+use sapwood::{Backend, Broker, Flaw, PartitionReport, TopicConfig};
 use tempfile::TempDir;
 
-use crate::child::{self, Child, append_and_kill, backend_name, say};
+use crate::child::append_and_kill;
 use crate::damage::{self, Target};
-use crate::format::{self, BASE_TIME, Content, HEADER, Layout, bytes_to_zero_crc, encode, entry, segment_path};
+use crate::format::{self, BASE_TIME, Content, HEADER, Layout, bytes_to_zero_crc, encode, segment_path};
 use crate::oracle::{assert_closed, assert_sound, assert_sound_while_open, check, data_end};
 use crate::support::{
-    BACKENDS, Row, TestClock, append, assert_in_order, bytes_in, config, contents, create, data_with, data_with_demo, each_backend, open,
+    Row, TestClock, append, assert_in_order, bytes_in, config, contents, create, data_with, data_with_demo, each_backend, open,
     partition_dir, partition_of, read_all, report_of, rows, rows_of, scratch, segments_of, small,
 };
 
-const DEMO: &str = "demo-36-segment-270";
+pub const DEMO: &str = "demo-36-segment-270";
 
 /// Damages of the newest segment that leave its records up to some point, and nothing behind that may count.
 const TAILS: &[&str] = &[
@@ -56,7 +54,7 @@ const TAILS: &[&str] = &[
 const WITH_RECORDS_BEHIND: &[(&str, u64)] =
     &[("hole-in-the-middle", 2), ("flip-value-byte", 2), ("keylen-max", 2), ("size-huge", 2), ("offset-gap", 1)];
 
-fn demo_damaged(name: &str) -> (TempDir, std::path::PathBuf) {
+pub fn demo_damaged(name: &str) -> (TempDir, std::path::PathBuf) {
     let (data, dir) = data_with(DEMO);
     damage::apply(&dir, name);
     (data, dir)
@@ -64,7 +62,7 @@ fn demo_damaged(name: &str) -> (TempDir, std::path::PathBuf) {
 
 /// Opens, and holds the engine to what the oracle says must be kept: those records, the tail cut and told of, zeros behind it.
 /// Gives the broker back, the report and the rows.
-fn assert_recovers(data: &Path, backend: Backend, settings: &TopicConfig) -> (Broker, PartitionReport, Vec<Row>) {
+pub fn assert_recovers(data: &Path, backend: Backend, settings: &TopicConfig) -> (Broker, PartitionReport, Vec<Row>) {
     let dir = partition_dir(data);
     let before = check(&dir);
     let newest = before.segments.last().unwrap().clone();
@@ -115,7 +113,7 @@ fn assert_recovers(data: &Path, backend: Backend, settings: &TopicConfig) -> (Br
 }
 
 /// After [`assert_recovers`]: appends, leaves in one of the ways there are, opens again, and finds old and new.
-fn assert_goes_on(data: &Path, backend: Backend, settings: &TopicConfig, broker: Broker, kept: &[Row], close: bool) {
+pub fn assert_goes_on(data: &Path, backend: Backend, settings: &TopicConfig, broker: Broker, kept: &[Row], close: bool) {
     let dir = partition_dir(data);
     let partition = partition_of(&broker);
     let first = partition.first_offset();
@@ -431,293 +429,6 @@ fn b014_a_segment_that_is_only_preallocated_is_the_empty_active_one() {
     });
 }
 
-/// The lengths that wrap, overflow or change sign somewhere.
-const LENGTHS: [u32; 9] =
-    [0x7fff_ffff, 0x8000_0000, 0x8000_001c, 0xffff_ffe3, 0xffff_ffe4, 0xffff_ffe5, 0xffff_fffe, u32::MAX, 0xffff_f000];
-
-#[test]
-fn b025_a_size_that_wraps_ends_the_log_there() {
-    each_backend(|backend| {
-        for (number, size) in LENGTHS.into_iter().enumerate() {
-            for record in [0, 3, 5] {
-                let (data, dir) = data_with(DEMO);
-                let target = Target::newest(&dir);
-                let at = target.records[record].position as usize;
-                let mut bytes = target.bytes.clone();
-                bytes[at + 8..at + 12].copy_from_slice(&size.to_be_bytes());
-                fs::write(&target.log, bytes).unwrap();
-                let (broker, report, kept) = assert_recovers(data.path(), backend, &small());
-                assert_eq!(kept.len(), 30 + record);
-                let flaw = report.torn_tail.unwrap().flaw;
-                assert!(matches!(flaw, Flaw::BadLength { size: told, .. } if told == size), "{flaw}");
-                assert_goes_on(data.path(), backend, &small(), broker, &kept, number % 2 == 0);
-            }
-        }
-    });
-}
-
-/// Damages a record of a sealed segment, and holds the engine to: opening and appending go on, every byte stays, records before the
-/// damage and in other segments are served, and a read that meets it gets an error that names it.
-fn assert_sealed_damage_is_named(backend: Backend, segment: usize, record: usize, harm: impl Fn(&Target)) -> Flaw {
-    let (data, dir) = data_with(DEMO);
-    let target = Target::number(&dir, segment);
-    harm(&target);
-    let damaged = fs::read(&target.log).unwrap();
-    assert!(damaged != target.bytes);
-    let offset = target.base + record as u64;
-    let original = rows_of(&format::demo(36), 0);
-
-    let broker = open(data.path(), backend, &segments_of(270));
-    let report = report_of(&broker);
-    assert_eq!((report.first_offset, report.next_offset, report.segments), (0, 36, 6), "{report:?}");
-    assert!(report.torn_tail.is_none(), "{report:?}");
-    let partition = partition_of(&broker);
-    let mut reader = partition.reader().unwrap();
-    let mut flaw = None;
-    let mut assert_named = |error: Error| match error {
-        Error::Damaged { path, position, offset: named, flaw: found } => {
-            assert_eq!((path, position, named), (target.log.clone(), 45 * record as u64, offset));
-            flaw = Some(found);
-        }
-        other => panic!("the damage of {offset} is told as {other}"),
-    };
-    for start in 0..=offset {
-        // From before the damage its predecessors come first, then the error.
-        let mut at = start;
-        let error = loop {
-            match reader.read(at, 100) {
-                Ok(records) => {
-                    assert!(!records.is_empty(), "the log ends at {at} for a reader");
-                    for row in records.iter().map(Row::from) {
-                        assert_eq!(row, original[row.offset as usize]);
-                        assert!(row.offset < offset);
-                    }
-                    at = records.next_offset();
-                }
-                Err(error) => break error,
-            }
-        };
-        assert_eq!(at, offset);
-        assert_named(error);
-    }
-    assert_named(partition.read_one(offset).unwrap_err());
-    // Behind it in its own segment: the right record or an error that names the damage; never another record.
-    for behind in offset + 1..target.base + 6 {
-        match partition.read_one(behind) {
-            Ok(found) => assert_eq!(Row::from(found), original[behind as usize]),
-            Err(error) => assert!(matches!(error, Error::Damaged { .. }), "{error}"),
-        }
-    }
-    for row in &original[(target.base + 6) as usize..] {
-        assert_eq!(Row::from(partition.read_one(row.offset).unwrap()), *row);
-    }
-    assert_eq!(append(&partition, b"k", b"goes on"), 36);
-    assert_eq!(partition.read_one(36).unwrap().value, &b"goes on"[..]);
-    drop((reader, partition));
-    broker.close().unwrap();
-    assert!(fs::read(&target.log).unwrap() == damaged, "every byte stays");
-    assert_eq!(damage::bases(&dir), [0, 6, 12, 18, 24, 30, 36]);
-    flaw.unwrap()
-}
-
-#[test]
-fn b026_a_length_with_its_top_bit_set_stops_recovery_and_reading_cleanly() {
-    each_backend(|backend| {
-        let (data, dir) = demo_damaged("size-top-bit");
-        let (broker, report, kept) = assert_recovers(data.path(), backend, &small());
-        assert!(matches!(report.torn_tail.unwrap().flaw, Flaw::BadLength { size: 0x8000_0000, .. }));
-        assert_goes_on(data.path(), backend, &small(), broker, &kept, true);
-        assert_eq!(damage::bases(&dir).len(), 6);
-        for segment in [0, 2, 4] {
-            for record in [0, 3, 5] {
-                for size in [0x8000_0000u32, 0x8000_0011, u32::MAX, 0xffff_ffe4, 18] {
-                    let flaw = assert_sealed_damage_is_named(backend, segment, record, |target| {
-                        let mut bytes = target.bytes.clone();
-                        bytes[record * 45 + 8..record * 45 + 12].copy_from_slice(&size.to_be_bytes());
-                        fs::write(&target.log, bytes).unwrap();
-                    });
-                    if size > 18 {
-                        assert!(matches!(flaw, Flaw::BadLength { size: told, .. } if told == size), "{flaw}");
-                    }
-                }
-            }
-        }
-    });
-}
-
-/// The address space that recovery must do with, beyond what the process has when it begins.
-const ADDRESS_SPACE: u64 = 1_000_000 << 10;
-
-/// Opens and reads everything under a limit, and tells the peak of its memory.
-pub fn recover_role() {
-    use rustix::process::{Resource, Rlimit, setrlimit};
-    setrlimit(Resource::As, Rlimit { current: Some(ADDRESS_SPACE), maximum: Some(ADDRESS_SPACE) }).unwrap();
-    let too_much = vec![0u8; 0].try_reserve_exact(0xffff_ffff);
-    assert!(too_much.is_err(), "the limit does not bite");
-    let broker = open(Path::new(&child::text("data")), child::backend(), &small());
-    let partition = partition_of(&broker);
-    let mut reader = partition.reader().unwrap();
-    let (mut offset, mut damaged) = (partition.first_offset(), 0);
-    while offset < partition.next_offset() {
-        match reader.read(offset, 1000) {
-            Ok(records) => offset = records.next_offset(),
-            Err(error) => {
-                assert!(matches!(error, Error::Damaged { .. }), "{error}");
-                damaged += 1;
-                offset += 1;
-            }
-        }
-    }
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
-    say(&format!("{} {damaged} {peak}", partition.next_offset()));
-}
-
-#[test]
-fn b027_no_length_is_believed_before_it_is_checked() {
-    let recover = |data: &Path, backend: Backend| -> [u64; 3] {
-        let mut child = Child::start("recover", &json!({ "data": data, "backend": backend_name(backend) }));
-        let line = child.expect_line();
-        assert!(child.finish().success());
-        let numbers: Vec<_> = line.split(' ').map(|number| number.parse().unwrap()).collect();
-        numbers.try_into().unwrap()
-    };
-    each_backend(|backend| {
-        let (data, _) = data_with(DEMO);
-        let [next, damaged, clean_peak] = recover(data.path(), backend);
-        assert_eq!((next, damaged), (36, 0));
-        for name in ["size-huge", "keylen-max", "size-top-bit", "size-wraps"] {
-            // In the newest segment, and in a sealed one.
-            let (data, dir) = data_with(DEMO);
-            damage::apply(&dir, name);
-            damage::apply_to(&dir, name, 2);
-            let [next, damaged, peak] = recover(data.path(), backend);
-            assert_eq!(next, 33, "{name}");
-            assert!((1..=3).contains(&damaged), "{name}: {damaged}");
-            assert!(peak < clean_peak + (8 << 10), "{name}: {peak} KiB at the peak, {clean_peak} KiB without damage");
-        }
-    });
-}
-
-#[test]
-fn b029_a_key_longer_than_its_record_is_refused() {
-    each_backend(|backend| {
-        for keylen in [18u32, 19, 17 + HEADER as u32, 0x7fff_ffff, 0x8000_0000, u32::MAX] {
-            for record in [0, 3, 5] {
-                let harm = |target: &Target| {
-                    let mut bytes = target.bytes.clone();
-                    bytes[record * 45 + 24..record * 45 + 28].copy_from_slice(&keylen.to_be_bytes());
-                    fs::write(&target.log, bytes).unwrap();
-                };
-                let (data, dir) = data_with(DEMO);
-                harm(&Target::newest(&dir));
-                let (broker, report, kept) = assert_recovers(data.path(), backend, &small());
-                assert_eq!(kept.len(), 30 + record);
-                let flaw = report.torn_tail.unwrap().flaw;
-                assert!(matches!(flaw, Flaw::BadLength { size: 17, keylen: told, .. } if told == keylen), "{flaw}");
-                assert_goes_on(data.path(), backend, &small(), broker, &kept, record == 0);
-                let flaw = assert_sealed_damage_is_named(backend, 1, record, harm);
-                assert!(matches!(flaw, Flaw::BadLength { size: 17, keylen: told, .. } if told == keylen), "{flaw}");
-            }
-        }
-    });
-}
-
-#[test]
-fn b030_a_shorter_key_length_cannot_be_seen_and_nothing_else_passes() {
-    each_backend(|backend| {
-        // The known limit, pinned: one byte of the key becomes the value's first.
-        for segment in [1, 5] {
-            let (data, dir) = data_with(DEMO);
-            damage::apply_to(&dir, "flip-keylen", segment);
-            let broker = open(data.path(), backend, &small());
-            assert!(report_of(&broker).torn_tail.is_none() && report_of(&broker).damage.is_empty());
-            let rows = read_all(&partition_of(&broker));
-            let moved = segment * 6 + 3;
-            let original = rows_of(&format::demo(36), 0);
-            let expected = [&original[moved].key[5..], &original[moved].value].concat();
-            assert_eq!((&rows[moved].key[..], &rows[moved].value), (&b"user-"[..], &expected));
-            assert_eq!((&rows[..moved], &rows[moved + 1..]), (&original[..moved], &original[moved + 1..]));
-        }
-
-        // Every bit of a record, each flipped in a sealed segment of its own.
-        let bits = 45 * 8;
-        let (data, dir) = data_with_demo(bits + 1, Layout { segment_bytes: 1, ..Layout::default() });
-        let original = rows_of(&format::demo(bits + 1), 0);
-        for bit in 0..bits as usize {
-            let path = segment_path(&dir, bit as u64, "log");
-            let mut bytes = fs::read(&path).unwrap();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            fs::write(&path, bytes).unwrap();
-        }
-        let broker = open(data.path(), backend, &segments_of(1));
-        let partition = partition_of(&broker);
-        assert_eq!(partition.next_offset(), bits + 1);
-        let mut silent = 0;
-        for bit in 0..bits {
-            match partition.read_one(bit) {
-                Ok(record) => {
-                    assert!((24..28).contains(&(bit / 8)), "bit {bit} passed");
-                    let body = [record.key.clone(), record.value.clone()].concat();
-                    let row = &original[bit as usize];
-                    assert_eq!((body, record.timestamp), ([&row.key[..], &row.value].concat(), row.timestamp));
-                    silent += 1;
-                }
-                Err(error) => assert!(matches!(error, Error::Damaged { offset, position: 0, .. } if offset == bit), "{error}"),
-            }
-        }
-        assert!((1..32).contains(&silent), "{silent} bits of keylen pass: those that stay within the record");
-        assert_eq!(append(&partition, b"k", b"goes on"), bits + 1);
-    });
-}
-
-#[test]
-fn b030_no_flipped_bit_of_the_newest_record_passes_but_in_keylen() {
-    for (backend, step) in [(BACKENDS[0], 11), (BACKENDS[1], 1)] {
-        for bit in (0..45 * 8).step_by(step) {
-            let (data, dir) = data_with(DEMO);
-            let target = Target::newest(&dir);
-            let mut bytes = target.bytes.clone();
-            bytes[225 + bit / 8] ^= 1 << (bit % 8);
-            fs::write(&target.log, bytes).unwrap();
-            let (_broker, report, kept) = assert_recovers(data.path(), backend, &small());
-            let passed = kept.len() == 36;
-            assert!(!passed || (24..28).contains(&(bit / 8)), "bit {bit} passed");
-            assert_eq!(passed, report.torn_tail.is_none());
-        }
-    }
-}
-
-#[test]
-fn b031_a_size_off_by_one_shifts_nothing() {
-    each_backend(|backend| {
-        for delta in [-1i32, 1, -17, 45, 28] {
-            for record in [0usize, 2, 4] {
-                let harm = |target: &Target| {
-                    let mut bytes = target.bytes.clone();
-                    let size = (17 + delta).cast_unsigned();
-                    bytes[record * 45 + 8..record * 45 + 12].copy_from_slice(&size.to_be_bytes());
-                    fs::write(&target.log, bytes).unwrap();
-                };
-                let (data, dir) = data_with(DEMO);
-                harm(&Target::newest(&dir));
-                let (broker, report, kept) = assert_recovers(data.path(), backend, &small());
-                assert_eq!(kept, rows_of(&format::demo(30 + record as u64), 0));
-                let flaw = report.torn_tail.unwrap().flaw;
-                let named = match 17 + delta {
-                    // Shorter than the key, or past the end of the log.
-                    0 => matches!(flaw, Flaw::BadLength { .. }),
-                    size if record * 45 + HEADER + size as usize > 270 => matches!(flaw, Flaw::BadLength { .. }),
-                    _ => matches!(flaw, Flaw::BadChecksum { .. }),
-                };
-                assert!(named, "{delta}: {flaw}");
-                assert_goes_on(data.path(), backend, &small(), broker, &kept, delta > 0);
-                assert_sealed_damage_is_named(backend, 3, record, harm);
-            }
-        }
-    });
-}
-
 #[test]
 fn b033_empty_keys_and_values_are_records_also_at_the_end() {
     each_backend(|backend| {
@@ -754,154 +465,6 @@ fn b033_empty_keys_and_values_are_records_also_at_the_end() {
 }
 
 #[test]
-fn sealed_damage_of_every_kind_stops_neither_opening_nor_appending() {
-    each_backend(|backend| {
-        let kinds =
-            ["flip-value-byte", "flip-key-byte", "flip-timestamp", "flip-crc", "flip-offset", "keylen-gt-size", "keylen-max", "size-huge"];
-        for name in kinds.into_iter().chain(["size-wraps", "size-plus-one", "size-minus-one", "hole-in-the-middle"]) {
-            for segment in [0, 4] {
-                eprintln!("{name} in segment {segment}");
-                assert_sealed_damage_is_named(backend, segment, 3, |target| target.damage(name, target.middle()));
-            }
-        }
-    });
-}
-
-#[test]
-fn indexes_that_lie_are_written_anew_and_never_believed() {
-    let harms = [
-        "missing-index",
-        "missing-timeindex",
-        "missing-both-indexes",
-        "empty-index",
-        "index-longer-than-log",
-        "index-past-end",
-        "index-mid-record",
-        "index-out-of-order",
-        "index-partial-entry",
-        "index-zero-fill",
-        "index-hole",
-        "timeindex-nonmonotonic",
-    ];
-    each_backend(|backend| {
-        for name in harms {
-            for segment in [0, 4, 5] {
-                eprintln!("{name} in segment {segment}");
-                let (data, dir) = data_with(DEMO);
-                damage::apply_to(&dir, name, segment);
-                let broker = open(data.path(), backend, &segments_of(270));
-                let report = report_of(&broker);
-                assert!(report.torn_tail.is_none() && report.damage.is_empty(), "{report:?}");
-                assert_eq!(report.next_offset, 36);
-                if name.starts_with("missing") || name == "empty-index" {
-                    assert!(!report.rebuilt.is_empty(), "what was written anew is told");
-                }
-                let partition = partition_of(&broker);
-                for row in rows_of(&format::demo(36), 0) {
-                    assert_eq!(Row::from(partition.read_one(row.offset).unwrap()), row);
-                }
-                assert_eq!(append(&partition, b"k", b"v"), 36);
-                drop(partition);
-                broker.close().unwrap();
-                // The newest segment's are whole again in any case; a sealed one's where it was seen to lie.
-                if segment == 5 || name.starts_with("missing") || name == "empty-index" {
-                    assert_closed(&dir, 1);
-                }
-                let logs: Vec<_> = (0..6).map(|number| fs::read(segment_path(&dir, number * 6, "log")).unwrap()).collect();
-                let originals: Vec<_> =
-                    (0..6).map(|number| fs::read(segment_path(&crate::support::fixture(DEMO), number * 6, "log")).unwrap()).collect();
-                assert!(logs == originals, "the logs are as they were");
-            }
-        }
-    });
-}
-
-#[test]
-fn an_index_entry_that_leads_elsewhere_is_not_followed() {
-    // In the middle of a sealed segment's index, where opening does not look.
-    each_backend(|backend| {
-        let original = rows_of(&format::demo(36), 0);
-        for number in 0..5u64 {
-            for position in [0, 45 * number + 1, 45 * (number + 1), 45 * 5, 269, 270, 1 << 40, u64::MAX] {
-                for offset in [6 + number, 6, 0, 7 + number, u64::MAX] {
-                    let (data, dir) = data_with(DEMO);
-                    let path = segment_path(&dir, 6, "index");
-                    let mut index = fs::read(&path).unwrap();
-                    index[number as usize * 16..][..16].copy_from_slice(&entry(offset, position));
-                    fs::write(&path, index).unwrap();
-                    let broker = open(data.path(), backend, &segments_of(270));
-                    let partition = partition_of(&broker);
-                    let mut reader = partition.reader().unwrap();
-                    for row in &original[5..13] {
-                        assert_eq!(Row::from(partition.read_one(row.offset).unwrap()), *row, "entry {number} is ({offset}, {position})");
-                        let first = reader.read(row.offset, 1).unwrap().iter().next().map(Row::from);
-                        assert_eq!(first.as_ref(), Some(row), "entry {number} is ({offset}, {position})");
-                    }
-                }
-            }
-        }
-    });
-}
-
-#[test]
-fn an_orphaned_index_changes_nothing() {
-    each_backend(|backend| {
-        for (base, second) in [(36, 0), (100, 5)] {
-            let (data, dir) = data_with(DEMO);
-            for extension in ["index", "timeindex"] {
-                fs::write(segment_path(&dir, base, extension), entry(base, second)).unwrap();
-            }
-            let broker = open(data.path(), backend, &segments_of(270));
-            assert_eq!(report_of(&broker).next_offset, 36);
-            let partition = partition_of(&broker);
-            assert_eq!(read_all(&partition), rows_of(&format::demo(36), 0));
-            // The first of these opens the segment that the orphan is named after.
-            for number in 36..50 {
-                assert_eq!(append(&partition, b"user-1", b"value-00000"), number);
-            }
-            drop(partition);
-            broker.close().unwrap();
-            let report = check(&dir);
-            let wrong: Vec<_> = report.wrong().into_iter().filter(|finding| finding.code != "ORPHAN_INDEX").cloned().collect();
-            assert!(wrong.is_empty(), "{wrong:#?}");
-            assert_eq!(report.next_offset, 50);
-        }
-    });
-}
-
-#[test]
-fn a_gap_between_segments_is_told_and_nothing_behind_it_deleted() {
-    each_backend(|backend| {
-        for gone in [1usize, 3, 4] {
-            let (data, dir) = data_with(DEMO);
-            for extension in ["log", "index", "timeindex"] {
-                fs::remove_file(segment_path(&dir, gone as u64 * 6, extension)).unwrap();
-            }
-            let before = bytes_in(&dir);
-            match Broker::open(data.path(), config(backend, segments_of(270))) {
-                Ok(broker) => {
-                    let report = report_of(&broker);
-                    let (from, to) = (gone as u64 * 6, gone as u64 * 6 + 6);
-                    let named = |error: &Error| matches!(error, Error::RecordsMissing { from: f, to: t, .. } if (*f, *t) == (from, to));
-                    assert!(report.damage.iter().any(named), "{report:?}");
-                    let partition = partition_of(&broker);
-                    for row in rows_of(&format::demo(36), 0) {
-                        match partition.read_one(row.offset) {
-                            Ok(record) => assert_eq!(Row::from(record), row),
-                            Err(error) => assert!(error.is_damage() && (from..to).contains(&row.offset), "{}: {error}", row.offset),
-                        }
-                    }
-                    assert_eq!(append(&partition, b"k", b"v"), 36);
-                }
-                Err(error) => assert!(error.is_damage(), "{error}"),
-            }
-            let after = bytes_in(&dir);
-            assert!(before.iter().all(|(path, bytes)| bytes.is_none() || after.get(path) == Some(bytes)), "what was there stays");
-        }
-    });
-}
-
-#[test]
 fn whole_records_that_were_cut_lie_beside_and_are_never_taken_for_the_log() {
     each_backend(|backend| {
         let (data, dir) = demo_damaged("hole-in-the-middle");
@@ -926,6 +489,24 @@ fn whole_records_that_were_cut_lie_beside_and_are_never_taken_for_the_log() {
         let second = report.torn_tail.unwrap().copy.unwrap();
         assert_eq!(fs::read(&copy).unwrap(), saved);
         assert!(second != copy && !fs::read(&second).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn whole_records_behind_inserted_bytes_are_copied_aside() {
+    each_backend(|backend| {
+        // Bytes that belong nowhere, then the expected record and those behind it, all whole.
+        for (record, junk) in [(3, 7), (5, 1), (0, 45), (0, 5000)] {
+            let (data, dir) = data_with(DEMO);
+            let target = Target::newest(&dir);
+            let at = target.records[record].position as usize;
+            fs::write(&target.log, [&target.bytes[..at], &damage::noise(junk), &target.bytes[at..]].concat()).unwrap();
+            let (broker, report, kept) = assert_recovers(data.path(), backend, &small());
+            assert_eq!(kept.len(), 30 + record);
+            let tail = report.torn_tail.unwrap();
+            assert_eq!(tail.records, 6 - record as u64, "{tail:?}");
+            assert_goes_on(data.path(), backend, &small(), broker, &kept, record == 0);
+        }
     });
 }
 
