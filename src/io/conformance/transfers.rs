@@ -291,6 +291,10 @@ impl File for FlakyFile {
         unreachable!("transfers do not ask for it")
     }
 
+    fn evict(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
