@@ -15,7 +15,7 @@ use crate::error::{Error, Result, is_full};
 use crate::io::transfer::{read_exact_at, write_all_at};
 use crate::io::{BLOCK, Create, Disk, File, Open};
 use crate::record::{to_u64, to_usize};
-use crate::segment::{ENTRY_BYTES, IndexEntry, Kind, Segment};
+use crate::segment::{self, ENTRY_BYTES, IndexEntry, Kind, Segment};
 
 /// Index entries that wait in memory before they are written, at most: 64 KiB in either file.
 const PENDING_ENTRIES: usize = 4096;
@@ -78,7 +78,7 @@ impl Active {
             Err(error) => {
                 let error = full_or_io(error, "sync the directory", &shared.dir, 0);
                 // A directory whose sync failed otherwise may hold anything.
-                let gone = error.is_disk_full() && active.remove(shared).is_ok();
+                let gone = error.is_disk_full() && segment::remove(&*shared.disk, &shared.dir, base).is_ok();
                 Err(if gone { NoSegment::Refused(error) } else { NoSegment::Failed(error) })
             }
         }
@@ -109,18 +109,6 @@ impl Active {
             self.indexes = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
         }
         Ok(self.indexes.as_ref().expect("opened above"))
-    }
-
-    /// Removes the files of a segment that came to nothing, durably.
-    fn remove(&self, shared: &Shared) -> io::Result<()> {
-        // The log last: without it the others are nothing.
-        for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
-            match shared.disk.remove_file(&self.segment.path(kind)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        shared.disk.sync_dir(&shared.dir)
     }
 
     /// The bytes of the block that holds the end of the log, up to the end.
@@ -160,7 +148,7 @@ impl Active {
             return Err(full_or_io(error, "allocate room for", &path, needed - self.allocated));
         }
         // The new length must not be younger than the records in it.
-        if self.direct || shared.config.durability == Durability::Durable {
+        if shared.config.durability == Durability::Durable {
             self.log.sync().map_err(Error::io("sync", &path))?;
             shared.metrics.sync();
         }

@@ -134,29 +134,22 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Vec
 /// removal a power loss undid. It holds no byte; the one before it went on.
 fn remove_abandoned(disk: &dyn Disk, dir: &Path, bases: &mut Vec<u64>, config: &TopicConfig) -> Result<()> {
     let [.., before, last] = bases[..] else { return Ok(()) };
-    let path = |base, kind| dir.join(Name { base, kind }.to_string());
     let open = |base| {
-        let path = path(base, Kind::Log);
+        let path = dir.join(Name { base, kind: Kind::Log }.to_string());
         let log = disk.open(&path, Open::READ).map_err(Error::io("open", &path))?;
         let len = log.len().map_err(Error::io("measure", &path))?;
         Ok::<_, Error>((log, len, path))
     };
-    if open(last)?.1 > 0 {
+    let (_, last_len, last_path) = open(last)?;
+    if last_len > 0 {
         return Ok(());
     }
     let (log, len, log_path) = open(before)?;
     if Walk::over(&*log, &log_path, (before, 0), len, before, config.index_interval)?.next_offset <= last {
         return Ok(());
     }
-    tracing::warn!(path = %path(last, Kind::Log).display(), "removing an empty segment that was abandoned while it was made");
-    for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
-        let path = path(last, kind);
-        match disk.remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path)(error)),
-            _ => {}
-        }
-    }
-    disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
+    tracing::warn!(path = %last_path.display(), "removing an empty segment that was abandoned while it was made");
+    segment::remove(disk, dir, last).map_err(Error::io("remove an abandoned segment of", dir))?;
     bases.pop();
     Ok(())
 }

@@ -142,6 +142,17 @@ fn walk(log: &dyn File, path: &Path, from: (u64, u64), offset: u64, end: u64) ->
     }
 }
 
+/// Removes the files of a segment that came to nothing, durably. The log goes last: without it the others are nothing.
+pub(crate) fn remove(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<()> {
+    for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
+        match disk.remove_file(&dir.join(Name { base, kind }.to_string())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    disk.sync_dir(dir)
+}
+
 /// Whether the directory holds a segment; not if there is no such directory.
 pub(crate) fn has_any(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
     let is_log = |entry: &Entry| entry.kind == EntryKind::File && matches!(Name::parse(&entry.name), Some(Name { kind: Kind::Log, .. }));
