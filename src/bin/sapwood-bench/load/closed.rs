@@ -3,13 +3,12 @@
 use std::thread;
 use std::time::Instant;
 
-use sapwood::{Batch, HEADER_BYTES, Ticket};
+use sapwood::{Batch, Ticket};
 
 use super::batcher::Batcher;
 use super::recorder::{Pending, Recorder};
 use super::{Control, Finished};
 use crate::schedule::Claims;
-use crate::units::to_u64;
 
 /// One thread per producer, until time or records are up.
 pub(super) fn run(control: &Control<'_>, claims: &Claims) -> Finished {
@@ -46,15 +45,7 @@ impl<'a> Producer<'a> {
             batcher.make(&sequences, &mut batches);
             let begun = Instant::now();
             for (partition, batch) in batches.drain(..) {
-                let pending = Pending {
-                    begun,
-                    measured,
-                    producer: self.number,
-                    partition,
-                    sequences: sequences.clone(),
-                    records: batch.len(),
-                    bytes: batch.bytes() - batch.len() * to_u64(HEADER_BYTES),
-                };
+                let pending = Pending::of(&batch, begun, measured, (self.number, partition), &sequences);
                 self.append(pending, batch);
             }
             self.take_answers();

@@ -7,13 +7,13 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use sapwood::{HEADER_BYTES, Ticket};
+use sapwood::Ticket;
 
 use super::batcher::Batcher;
 use super::recorder::{Pending, Recorder, histogram};
 use super::{Control, Finished};
 use crate::schedule::Timetable;
-use crate::units::{nanos, to_u64};
+use crate::units::nanos;
 
 /// Answers of one partition that wait to be taken; more than an engine's queue holds, so that it is the queue which holds producers up.
 const UNTAKEN: usize = 1 << 16;
@@ -100,15 +100,7 @@ impl Producer<'_> {
                 self.lag.record(nanos(due.elapsed())).expect("a histogram that grows takes every number");
             }
             for (partition, batch) in batches.drain(..) {
-                let pending = Pending {
-                    begun: due,
-                    measured,
-                    producer: self.number,
-                    partition,
-                    sequences: sequences.clone(),
-                    records: batch.len(),
-                    bytes: batch.bytes() - batch.len() * to_u64(HEADER_BYTES),
-                };
+                let pending = Pending::of(&batch, due, measured, (self.number, partition), &sequences);
                 self.append(pending, batch);
             }
         }

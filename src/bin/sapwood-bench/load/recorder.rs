@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use sapwood::{Batch, HEADER_BYTES};
 
 use super::Outcome;
 use crate::acks::AckLog;
 use crate::progress::Gauge;
-use crate::units::nanos;
+use crate::units::{nanos, to_u64};
 
 /// One append on its way.
 #[derive(Debug, Clone)]
@@ -27,6 +28,14 @@ pub struct Pending {
     pub records: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
+}
+
+impl Pending {
+    /// A batch of some of the records of `sequences`, from a producer to a partition.
+    pub fn of(batch: &Batch, begun: Instant, measured: bool, (producer, partition): (u32, u32), sequences: &Range<u64>) -> Self {
+        let bytes = batch.bytes() - batch.len() * to_u64(HEADER_BYTES);
+        Self { begun, measured, producer, partition, sequences: sequences.clone(), records: batch.len(), bytes }
+    }
 }
 
 /// The answers that one thread took.
