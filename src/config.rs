@@ -17,8 +17,21 @@ pub struct BrokerConfig {
     pub backend: Backend,
     /// Where writer threads run. Default [`Pinning::Auto`].
     pub pinning: Pinning,
+    /// How an idle writer thread waits for appends. Default [`WaitStrategy::Block`].
+    pub wait: WaitStrategy,
     /// For topics whose stored settings are missing or unreadable. Their number of partitions is counted, not taken from here.
     pub fallback: TopicConfig,
+}
+
+/// How a writer thread that has nothing to do waits for the next append.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WaitStrategy {
+    /// It sleeps, and is woken: costs no CPU, and a few microseconds per append that finds it idle.
+    #[default]
+    Block,
+    /// It watches its queue for so long before it sleeps. Saves the waking while appends come more often than that, and costs
+    /// a CPU per busy partition: of use only where there are more CPUs than busy threads.
+    Spin(Duration),
 }
 
 /// Which CPUs the writer threads are pinned to. Where pinning fails, a thread runs unpinned, with a warning.
@@ -55,8 +68,14 @@ pub struct TopicConfig {
     /// Default 0: a commit starts as soon as the one before it is durable. Maximum 60 s.
     pub linger_us: u64,
     /// A commit takes no further record once it holds this much. Bytes. Default 1 MiB, minimum 4 KiB, maximum 1 GiB.
-    /// Two buffers of this size are kept per partition.
+    /// Two buffers of this size are kept per partition, beside `tail_bytes`.
     pub commit_bytes: u64,
+    /// A commit takes no further record once it holds so many. Default 65,536, minimum 1, maximum 2^32.
+    pub commit_records: u64,
+    /// How much memory keeps the most recent commits readable without the disk, for consumers at the end of the log. Each
+    /// commit takes whole blocks of 4 KiB. Bytes, rounded up to whole commits. Default 2 MiB, minimum 0: none, maximum 2^34.
+    /// Only where commits pass by the page cache ([`Durability::Durable`]); it serves the other levels as it is.
+    pub tail_bytes: u64,
     /// The largest batch: 28 bytes per record, its key and its value. Bytes. Default 128 MiB, minimum 1 KiB, maximum 2^32 + 2^20.
     pub max_batch_bytes: u64,
     /// How much may wait for the writer before `append` blocks. Bytes. Default 64 MiB, minimum 1.
@@ -76,6 +95,8 @@ impl Default for TopicConfig {
             durability: Durability::Durable,
             linger_us: 0,
             commit_bytes: 1 << 20,
+            commit_records: 1 << 16,
+            tail_bytes: 2 << 20,
             max_batch_bytes: 128 << 20,
             queue_bytes: 64 << 20,
             queue_batches: 1024,
@@ -98,6 +119,8 @@ impl TopicConfig {
         check("index_interval", self.index_interval.into(), 1, u32::MAX.into())?;
         check("linger_us", self.linger_us, 0, 60_000_000)?;
         check("commit_bytes", self.commit_bytes, 1 << 12, 1 << 30)?;
+        check("commit_records", self.commit_records, 1, 1 << 32)?;
+        check("tail_bytes", self.tail_bytes, 0, 1 << 34)?;
         check("max_batch_bytes", self.max_batch_bytes, 1 << 10, (1 << 32) + (1 << 20))?;
         check("queue_bytes", self.queue_bytes, 1, 1 << 40)?;
         check("queue_batches", self.queue_batches.into(), 1, 1 << 20)?;
@@ -157,6 +180,8 @@ mod tests {
             ("index_interval", TopicConfig { index_interval: 0, ..default() }),
             ("linger_us", TopicConfig { linger_us: u64::MAX, ..default() }),
             ("commit_bytes", TopicConfig { commit_bytes: 1, ..default() }),
+            ("commit_records", TopicConfig { commit_records: 0, ..default() }),
+            ("tail_bytes", TopicConfig { tail_bytes: u64::MAX, ..default() }),
             ("max_batch_bytes", TopicConfig { max_batch_bytes: 0, ..default() }),
             ("queue_bytes", TopicConfig { queue_bytes: 0, ..default() }),
             ("queue_batches", TopicConfig { queue_batches: 0, ..default() }),

@@ -94,7 +94,7 @@ impl Broker {
             Err(error) => return Err(Error::io("lock", &lock_path)(error)),
         };
         let cores = Cores { cores: cores(&config.pinning), ..Cores::default() };
-        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores };
+        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, wait: config.wait };
         let mut report = OpenReport::default();
         let mut topics = BTreeMap::new();
         for (path, name) in list(&*disk, dir, &mut report)? {

@@ -116,6 +116,40 @@ impl Buffer {
         Ok((0..count).map(piece).collect())
     }
 
+    /// `count` buffers of at least `len` bytes each, rounded up to whole blocks, out of one mapping.
+    pub fn several(count: usize, len: usize) -> io::Result<Vec<Self>> {
+        let len = len.max(1).checked_next_multiple_of(block()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Self::carve(count, len)
+    }
+
+    /// Keeps the first `at` bytes, whole blocks, and gives the rest as a buffer of its own: a ring that registered the one
+    /// takes both.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at <= self.len && at.is_multiple_of(block()), "buffers are cut between blocks");
+        // SAFETY: `at <= len`, so the result lies in this buffer's part of the mapping, or one past its end.
+        let start = unsafe { self.start.add(at) };
+        let rest = Self { mapping: Arc::clone(&self.mapping), start, len: self.len - at, registered: self.registered.clone() };
+        self.len = at;
+        rest
+    }
+
+    /// Whether both were cut from the same memory.
+    pub fn is_relative_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.mapping, &other.mapping)
+    }
+
+    /// Takes back what [`Self::split_off`] gave, or gives it back if it does not follow directly in the same memory.
+    pub fn join(&mut self, next: Self) -> Result<(), Self> {
+        let follows = Arc::ptr_eq(&self.mapping, &next.mapping) && self.start.as_ptr().wrapping_add(self.len) == next.start.as_ptr();
+        let number = |buffer: &Self| buffer.registered.as_ref().map(|(ring, index)| (Arc::as_ptr(ring), *index));
+        if !follows || number(self) != number(&next) {
+            return Err(next);
+        }
+        // The two ranges are owned by the two values, and touch: together they are one range, owned by one value.
+        self.len += next.len;
+        Ok(())
+    }
+
     /// Whether `ring` registered it, and under which number.
     pub(super) fn registered_with(&self, ring: &Arc<RingId>) -> Option<u16> {
         self.registered.as_ref().and_then(|(owner, index)| Arc::ptr_eq(owner, ring).then_some(*index))
@@ -178,8 +212,39 @@ mod tests {
             drop(buffers.remove(0));
             assert!(buffers.iter().enumerate().all(|(index, buffer)| usize::from(buffer[len - 1]) == index + 2));
         }
+        let several = Buffer::several(3, 4097).unwrap();
+        assert_eq!(several.iter().map(|buffer| buffer.len()).collect::<Vec<_>>(), [8192; 3]);
         assert_eq!(Buffer::new(0).unwrap().len(), 4096);
         assert_eq!(Buffer::new(4097).unwrap().len(), 8192);
         assert!(Buffer::new(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn pieces_are_disjoint_and_only_neighbours_are_joined() {
+        let mut pair = Buffer::carve(2, 4 << 12).unwrap();
+        let (mut first, other) = (pair.remove(0), pair.remove(0));
+        let mut second = first.split_off(4096);
+        let third = second.split_off(4096);
+        first.fill(1);
+        second.fill(2);
+        assert_eq!((first.len(), second.len(), third.len()), (4096, 4096, 2 << 12));
+        let third = first.join(third).expect_err("the second lies between them");
+        let first_again = second.join(first).expect_err("the order is the memory's");
+        first = first_again;
+        first.join(second).unwrap();
+        first.join(third).unwrap();
+        assert_eq!(first.len(), 4 << 12);
+        assert!(first[..4096].iter().all(|&byte| byte == 1) && first[4096..8192].iter().all(|&byte| byte == 2));
+        assert!(first[8192..].iter().all(|&byte| byte == 0));
+        // Neighbours in one mapping that were registered under different numbers are two buffers to the kernel.
+        let ring = Arc::new(RingId);
+        first.set_registered(&ring, 0);
+        let mut other = other;
+        other.set_registered(&ring, 1);
+        let other = first.join(other).expect_err("another number");
+        assert_eq!(other.registered_with(&ring), Some(1));
+        let empty = first.split_off(4 << 12);
+        assert_eq!((first.len(), empty.len()), (4 << 12, 0));
+        first.join(empty).unwrap();
     }
 }

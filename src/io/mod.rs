@@ -35,6 +35,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(any(test, feature = "sim"))]
 pub use blocking::BlockingRing;
 pub use buffer::Buffer;
 pub use os::OsDisk;
@@ -82,6 +83,8 @@ pub trait Disk: Debug + Send + Sync {
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Lock>>;
     /// A ring of its own for one thread.
     fn ring(&self, config: &RingConfig) -> io::Result<Box<dyn Ring>>;
+    /// Whether a ring of this disk works beside the thread that submits to it. Where it does not, a plain call does the same.
+    fn rings_overlap(&self) -> bool;
     /// What carries the hot path here: `uring`, `posix` or `sim`.
     fn backend(&self) -> &'static str;
 }

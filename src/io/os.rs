@@ -149,6 +149,10 @@ impl Disk for OsDisk {
         Ok(Box::new(BlockingRing::new(config)?))
     }
 
+    fn rings_overlap(&self) -> bool {
+        self.uring
+    }
+
     fn backend(&self) -> &'static str {
         if self.uring { "uring" } else { "posix" }
     }

@@ -30,9 +30,18 @@ pub fn read_up_to_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Res
     progress.outcome(Action::Read)
 }
 
-/// Writes all of `from`, each piece durable where asked.
+/// Writes all of `from`, each piece durable where asked. Not for files opened for direct I/O: see [`write_blocks_at`].
 pub fn write_all_at(file: &dyn File, from: &[u8], position: u64, durable: bool) -> io::Result<()> {
-    let mut progress = Progress::new(Action::Write { durable }, from.len(), 1);
+    write_pieces_at(file, from, position, durable, 1)
+}
+
+/// Writes all of `from`, whole blocks, each piece durable where asked: what a short direct write leaves of a block is repeated.
+pub fn write_blocks_at(file: &dyn File, from: &[u8], position: u64, durable: bool) -> io::Result<()> {
+    write_pieces_at(file, from, position, durable, usize::try_from(BLOCK).expect("usize is 64 bits wide"))
+}
+
+fn write_pieces_at(file: &dyn File, from: &[u8], position: u64, durable: bool, align: usize) -> io::Result<()> {
+    let mut progress = Progress::new(Action::Write { durable }, from.len(), align);
     while !progress.piece().is_empty() {
         let result = file.write_at(&from[progress.piece()], position + to_u64(progress.done), durable);
         if let Next::End = progress.advance(result)? {

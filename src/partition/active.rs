@@ -1,24 +1,27 @@
-//! The active segment's files, and the room ahead of the records.
+//! The active segment's files, the room ahead of the records, and the segment that comes next.
 //!
 //! Room is allocated a chunk at a time (`fallocate` mode 0: the length grows with it, up front, and is synced before any
-//! record relies on it). Allocated space is not yet written space: on ext4 the first durable write into it costs a
-//! journal commit, half as long again as the write. So while commits are small, zeros are written ahead of them.
+//! record relies on it), by the upkeep thread while there still is some; the writer does it itself only where it has used up
+//! all. The next segment is made ahead in the same way, under a name of its own, and takes its place by being renamed.
 
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Shared;
+use super::index_files::IndexFiles;
+use super::upkeep::Unextended;
 use crate::config::Durability;
 use crate::error::{Error, Result, is_full};
-use crate::io::transfer::{read_exact_at, write_all_at};
+use crate::io::transfer::read_exact_at;
 use crate::io::{BLOCK, Create, Disk, File, Open};
 use crate::record::{to_u64, to_usize};
-use crate::segment::{self, ENTRY_BYTES, IndexEntry, Kind, Segment};
+use crate::segment::{self, Kind, Segment};
 
-/// Index entries that wait in memory before they are written, at most: 64 KiB in either file.
-const PENDING_ENTRIES: usize = 4096;
+/// Segments and chunks of room below this size are made when they are needed: there is no time to make them ahead, and
+/// little to gain.
+const WORTH_PREPARING: u64 = 1 << 20;
 
 /// The open files of the segment that takes the writes. Used by the writer's thread alone.
 #[derive(Debug)]
@@ -27,20 +30,15 @@ pub(super) struct Active {
     pub(super) log: Arc<dyn File>,
     /// Whole blocks past the page cache; else any bytes through it.
     pub(super) direct: bool,
-    /// The index and the time index, once they are needed.
-    indexes: Option<[Arc<dyn File>; 2]>,
-    /// Bytes in either index file.
-    index_end: u64,
+    pub(super) index: Arc<IndexFiles>,
     /// The file's length: room up to here is promised, unless the file system promises nothing.
-    allocated: u64,
+    pub(super) allocated: u64,
     /// How much to allocate ahead: less than the settings say once that found no room.
     ahead: u64,
     /// Up to here every byte was written once, by records or as zeros.
     pub(super) zeroed: u64,
-    /// Whether index entries could not be written, and that was told.
-    index_failed: bool,
-    /// Whether zeros ahead pay: not where space is allocated on writing anyway.
-    pub(super) zeroing_pays: bool,
+    /// The file system cannot promise room.
+    unpromised: bool,
 }
 
 /// Why there is no new segment.
@@ -69,12 +67,12 @@ impl Active {
             let error = full_or_io(error, "create", &path, 0);
             if refused { NoSegment::Refused(error) } else { NoSegment::Failed(error) }
         })?;
-        let mut active = Self::new(shared, segment, log, direct, 0);
-        if let Err(error) = active.open_indexes(&*shared.disk) {
+        let index = IndexFiles::new(Arc::clone(&segment), 0);
+        if let Err(error) = index.open(&*shared.disk) {
             tracing::warn!(%error, path = %path.display(), "a segment begins without index files; they are made when it is possible");
         }
         match shared.disk.sync_dir(&shared.dir) {
-            Ok(()) => Ok(active),
+            Ok(()) => Ok(Self::new(shared, segment, log, direct, index)),
             Err(error) => {
                 let error = full_or_io(error, "sync the directory", &shared.dir, 0);
                 // A directory whose sync failed otherwise may hold anything.
@@ -89,26 +87,23 @@ impl Active {
     pub(super) fn open(shared: &Shared, segment: Arc<Segment>, indexed: usize) -> Result<Self> {
         let path = segment.path(Kind::Log);
         let (log, direct) = open_log(shared, &path, Create::Never).map_err(Error::io("open", &path))?;
-        Ok(Self::new(shared, segment, log, direct, to_u64(indexed) * ENTRY_BYTES))
+        let index = IndexFiles::new(Arc::clone(&segment), to_u64(indexed));
+        Ok(Self::new(shared, segment, log, direct, index))
     }
 
-    fn new(shared: &Shared, segment: Arc<Segment>, log: Arc<dyn File>, direct: bool, index_end: u64) -> Self {
+    fn new(shared: &Shared, segment: Arc<Segment>, log: Arc<dyn File>, direct: bool, index: IndexFiles) -> Self {
         let end = segment.appended();
         let ahead = shared.config.preallocate_bytes;
-        Self { segment, log, direct, indexes: None, index_end, index_failed: false, allocated: end, ahead, zeroed: end, zeroing_pays: true }
+        Self { segment, log, direct, index: Arc::new(index), allocated: end, ahead, zeroed: end, unpromised: false }
     }
 
-    /// Opens the index files, and empties them if none of their entries is this segment's.
-    fn open_indexes(&mut self, disk: &dyn Disk) -> Result<&[Arc<dyn File>; 2]> {
-        if self.indexes.is_none() {
-            let create = if self.index_end == 0 { Create::Empty } else { Create::Never };
-            let open = |kind| {
-                let path = self.segment.path(kind);
-                disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
-            };
-            self.indexes = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
-        }
-        Ok(self.indexes.as_ref().expect("opened above"))
+    /// Goes on through the page cache, where the file system turns out to refuse direct writes.
+    pub(super) fn go_through_the_page_cache(&mut self, shared: &Shared) -> Result<()> {
+        let path = self.segment.path(Kind::Log);
+        tracing::warn!(path = %path.display(), "the file system refuses direct writes; writing through the page cache");
+        self.log = shared.disk.open(&path, Open::WRITE).map_err(Error::io("open", &path))?;
+        self.direct = false;
+        Ok(())
     }
 
     /// The bytes of the block that holds the end of the log, up to the end.
@@ -125,123 +120,228 @@ impl Active {
         Ok(bytes)
     }
 
+    /// Whether there is room up to byte `end`.
+    pub(super) fn has_room(&self, end: u64) -> bool {
+        end.next_multiple_of(BLOCK) <= self.allocated
+    }
+
     /// Sees to room up to byte `end`, and ahead of it as far as the settings and `limit` say and the device has room.
     ///
     /// # Errors
     /// [`Error::DiskFull`]: nothing was written, and what is there is intact.
     pub(super) fn make_room(&mut self, shared: &Shared, end: u64, limit: u64) -> Result<()> {
-        let needed = end.next_multiple_of(BLOCK);
-        if needed <= self.allocated {
+        if self.has_room(end) {
             return Ok(());
         }
-        let path = self.segment.path(Kind::Log);
+        let needed = end.next_multiple_of(BLOCK);
         let hoped = needed.max(self.allocated.saturating_add(self.ahead).min(limit)).next_multiple_of(BLOCK);
-        let mut result = self.allocate(hoped);
-        if hoped > needed && matches!(&result, Err(error) if is_full(error)) {
+        let durable = shared.config.durability == Durability::Durable;
+        let mut result = self.extend(hoped, durable);
+        if hoped > needed && matches!(&result, Err(Unextended::Refused(error)) if is_full(error)) {
             // Some file systems take long to find out; the next attempt asks for less.
             self.ahead /= 2;
-            result = self.allocate(needed);
+            result = self.extend(needed, durable);
         }
-        if let Err(error) = result {
-            // A part may have been allocated. The records' end is far below; what is beyond can be given back.
-            let _ = self.log.set_len(self.allocated);
-            return Err(full_or_io(error, "allocate room for", &path, needed - self.allocated));
+        let path = self.segment.path(Kind::Log);
+        match result {
+            Ok(len) => {
+                self.allocated = len;
+                shared.metrics.sync();
+                Ok(())
+            }
+            Err(Unextended::Failed(error)) => Err(Error::io("sync", &path)(error)),
+            Err(Unextended::Refused(error)) => Err(full_or_io(error, "allocate room for", &path, needed - self.allocated)),
         }
-        // The new length must not be younger than the records in it.
-        if shared.config.durability == Durability::Durable {
-            self.log.sync().map_err(Error::io("sync", &path))?;
-            shared.metrics.sync();
-        }
-        self.allocated = self.log.len().map_err(Error::io("measure", &path))?;
-        Ok(())
     }
 
-    fn allocate(&mut self, len: u64) -> io::Result<()> {
-        match self.log.allocate(self.allocated..len) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                if self.zeroing_pays {
-                    tracing::warn!(path = %self.segment.path(Kind::Log).display(), "the file system cannot allocate ahead; \
-                        going on without, so a full disk shows only when records are written");
-                    self.zeroing_pays = false;
-                }
-                self.log.set_len(len)
+    fn extend(&mut self, len: u64, durable: bool) -> Result<u64, Unextended> {
+        if self.unpromised {
+            return set_len(&*self.log, len, durable);
+        }
+        match extend(&*self.log, self.allocated..len, durable) {
+            Err(Unextended::Refused(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                tracing::warn!(path = %self.segment.path(Kind::Log).display(), "the file system cannot allocate ahead;                     going on without, so a full disk shows only when records are written");
+                self.unpromised = true;
+                set_len(&*self.log, len, durable)
             }
             result => result,
         }
     }
 
-    /// Room that was never written, behind byte `from`: the whole blocks to write zeros to next, at most `bytes`.
-    pub(super) fn to_zero(&self, from: u64, bytes: u64) -> Range<u64> {
-        let start = self.zeroed.max(from).next_multiple_of(BLOCK);
-        let room = self.allocated - self.allocated % BLOCK;
-        start..room.min(start.saturating_add(bytes)).max(start)
+    /// The room to make ahead now, with the log's records ending at `end`; none if there is enough.
+    pub(super) fn to_extend(&self, end: u64, limit: u64) -> Option<Range<u64>> {
+        let worth_it = self.ahead >= WORTH_PREPARING && self.allocated > 0 && !self.unpromised;
+        let target = self.allocated.saturating_add(self.ahead).min(limit).next_multiple_of(BLOCK);
+        (worth_it && end.saturating_add(self.ahead / 2) > self.allocated && target > self.allocated).then_some(self.allocated..target)
     }
 
-    /// Whether enough index entries wait to be worth two writes.
-    pub(super) fn owes_index(&self) -> bool {
-        !self.index_failed && self.segment.pending().len() >= PENDING_ENTRIES
-    }
-
-    /// Whether the index files hold no entry yet: the first is not left waiting, so that a log with acknowledged records
-    /// never stands beside an empty index.
-    pub(super) fn owes_first_entry(&self) -> bool {
-        self.index_end == 0 && !self.index_failed
-    }
-
-    /// Writes the index entries that wait. Not synced: the log holds all that they say.
+    /// What came of making room ahead.
     ///
-    /// A failure costs look-ups their speed, never a record: it is told, and the entries stay in memory until a quiet moment.
-    pub(super) fn write_index(&mut self, disk: &dyn Disk) {
-        let entries = self.segment.pending().clone();
-        if entries.is_empty() {
-            return;
-        }
-        if let Err(error) = self.try_write_index(disk, &entries) {
-            if !self.index_failed {
-                tracing::warn!(%error, "index entries could not be written; they wait in memory");
+    /// # Errors
+    /// The failed sync.
+    pub(super) fn extended(&mut self, shared: &Shared, result: Result<u64, Unextended>) -> Result<()> {
+        match result {
+            Ok(len) => {
+                self.allocated = self.allocated.max(len);
+                shared.metrics.sync();
+                Ok(())
             }
-            self.index_failed = true;
-            return;
+            Err(Unextended::Refused(error)) => {
+                tracing::debug!(%error, path = %self.segment.path(Kind::Log).display(), "no room to allocate ahead");
+                self.ahead /= 2;
+                Ok(())
+            }
+            Err(Unextended::Failed(error)) => Err(Error::io("sync", &self.segment.path(Kind::Log))(error)),
         }
-        self.index_failed = false;
-        self.index_end += to_u64(entries.len()) * ENTRY_BYTES;
-        // Only now: until then a look-up must find them in memory.
-        self.segment.pending().drain(..entries.len());
     }
 
-    fn try_write_index(&mut self, disk: &dyn Disk, entries: &[IndexEntry]) -> Result<()> {
-        let end = self.index_end;
-        let segment = Arc::clone(&self.segment);
-        for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.open_indexes(disk)?) {
-            let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
-            write_all_at(&**file, &bytes, end, false).map_err(Error::io("write", &segment.path(kind)))?;
-        }
+    /// Whether zeros ahead pay: not where space is allocated on writing anyway.
+    pub(super) fn takes_zeros(&self) -> bool {
+        self.direct && !self.unpromised
+    }
+
+    /// Whether it is time to make the next segment, with the log's records ending at `end`.
+    pub(super) fn wants_successor(&self, shared: &Shared, end: u64) -> bool {
+        let limit = shared.config.segment_bytes;
+        limit >= WORTH_PREPARING && end >= limit - (limit / 2).min(shared.config.preallocate_bytes.max(WORTH_PREPARING))
+    }
+
+    /// Ends the files with their last record and entry, durably, and gives the room behind back. Nobody else is at them.
+    pub(super) fn seal(&mut self, shared: &Shared) -> Result<()> {
+        self.index.write(&*shared.disk, u64::MAX);
+        self.cut()?;
+        self.log.sync().map_err(Error::io("sync", &self.segment.path(Kind::Log)))?;
+        shared.metrics.sync();
+        self.segment.set_durable(self.segment.appended());
+        self.index.seal();
         Ok(())
     }
 
-    /// Ends the files with their last record and entry, durably, and gives the room behind back.
-    pub(super) fn seal(&mut self, shared: &Shared) -> Result<()> {
-        self.write_index(&*shared.disk);
-        let path = self.segment.path(Kind::Log);
+    /// Ends the log with its last record. Not synced.
+    pub(super) fn cut(&mut self) -> Result<()> {
         let end = self.segment.appended();
-        self.log.set_len(end).map_err(Error::io("cut", &path))?;
+        self.log.set_len(end).map_err(Error::io("cut", &self.segment.path(Kind::Log)))?;
         self.allocated = end;
         self.zeroed = end;
-        self.log.sync().map_err(Error::io("sync", &path))?;
-        shared.metrics.sync();
-        self.segment.set_durable(end);
-        self.seal_indexes();
         Ok(())
     }
+}
 
-    /// Ends the index files with the last entry that both hold, durably: opening looks only at the ends of sealed ones.
-    fn seal_indexes(&self) {
-        for file in self.indexes.iter().flatten() {
-            if let Err(error) = file.set_len(self.index_end).and_then(|()| file.sync()) {
-                tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; the next opening looks at it");
+/// The files of the next segment, before its base is known.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) log: Arc<dyn File>,
+    pub(super) direct: bool,
+    /// None if they could not be made.
+    indexes: Option<[Arc<dyn File>; 2]>,
+    pub(super) allocated: u64,
+    pub(super) zeroed: u64,
+    unpromised: bool,
+}
+
+impl Prepared {
+    /// Makes the files, with `room` bytes allocated.
+    ///
+    /// # Errors
+    /// There is no room, or the system refuses: nothing is left behind, and the segment is made when it is needed.
+    pub(super) fn make(shared: &Shared, room: u64) -> Result<Self> {
+        let made = Self::try_make(shared, room);
+        if made.is_err() {
+            Self::discard(&*shared.disk, &shared.dir);
+        }
+        made
+    }
+
+    fn try_make(shared: &Shared, room: u64) -> Result<Self> {
+        let path = segment::prepared_path(&shared.dir, Kind::Log);
+        let (log, direct) = open_log(shared, &path, Create::Empty).map_err(Error::io("create", &path))?;
+        let (allocated, unpromised) = match log.allocate(0..room) {
+            Ok(()) => (log.len().map_err(Error::io("measure", &path))?, false),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => (0, true),
+            Err(error) => return Err(full_or_io(error, "allocate room for", &path, room)),
+        };
+        let open = |kind| {
+            let path = segment::prepared_path(&shared.dir, kind);
+            shared.disk.open(&path, Open::EMPTY).map_err(Error::io("create", &path))
+        };
+        let indexes = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
+        Ok(Self { log, direct, indexes, allocated, zeroed: 0, unpromised })
+    }
+
+    /// Makes what was prepared durable, all but its name.
+    pub(super) fn sync(&self, shared: &Shared) -> Result<()> {
+        let path = segment::prepared_path(&shared.dir, Kind::Log);
+        self.log.sync().map_err(Error::io("sync", &path))
+    }
+
+    /// Gives the files the name of the segment `base`. The name is not durable yet.
+    pub(super) fn take_place(self, shared: &Shared, base: u64) -> Result<Active, NoSegment> {
+        let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
+        let rename = |kind| shared.disk.rename(&segment::prepared_path(&shared.dir, kind), &segment.path(kind));
+        let mut indexes = self.indexes;
+        // The log last: with it there is a segment, and its index files are there before.
+        for kind in [Kind::Index, Kind::TimeIndex] {
+            match rename(kind) {
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::warn!(%error, path = %segment.path(kind).display(), "a segment begins without index files; they are made when it is possible");
+                    indexes = None;
+                }
+            }
+        }
+        if let Err(error) = rename(Kind::Log) {
+            let path = segment.path(Kind::Log);
+            return Err(if error.kind() == io::ErrorKind::AlreadyExists {
+                NoSegment::Failed(Error::io("create", &path)(error))
+            } else {
+                NoSegment::Refused(full_or_io(error, "create", &path, 0))
+            });
+        }
+        let index = IndexFiles::opened(Arc::clone(&segment), indexes);
+        let mut active = Active::new(shared, segment, self.log, self.direct, index);
+        active.allocated = self.allocated;
+        active.zeroed = self.zeroed;
+        active.unpromised = self.unpromised;
+        Ok(active)
+    }
+
+    /// Removes what was prepared. It holds nothing, and what cannot be removed now the next opening removes.
+    pub(super) fn discard(disk: &dyn Disk, dir: &Path) {
+        for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
+            let path: PathBuf = segment::prepared_path(dir, kind);
+            match disk.remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(%error, path = %path.display(), "an unused file could not be removed");
+                }
+                _ => {}
             }
         }
     }
+}
+
+/// Makes room for bytes `range` of a log, where it ends now, and gives its length then.
+pub(super) fn extend(log: &dyn File, range: Range<u64>, durable: bool) -> Result<u64, Unextended> {
+    let start = range.start;
+    if let Err(error) = log.allocate(range) {
+        // A part may have been allocated. The records' end is far below; what is beyond can be given back.
+        let _ = log.set_len(start);
+        return Err(Unextended::Refused(error));
+    }
+    synced_len(log, durable)
+}
+
+/// The same where the file system promises nothing.
+fn set_len(log: &dyn File, len: u64, durable: bool) -> Result<u64, Unextended> {
+    log.set_len(len).map_err(Unextended::Refused)?;
+    synced_len(log, durable)
+}
+
+fn synced_len(log: &dyn File, durable: bool) -> Result<u64, Unextended> {
+    // The new length must not be younger than the records in it.
+    if durable {
+        log.sync().map_err(Unextended::Failed)?;
+    }
+    log.len().map_err(Unextended::Failed)
 }
 
 /// Opens the log as its durability wants it: past the page cache where the file system allows.

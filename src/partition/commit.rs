@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::reply::Answerer;
 use super::ticket::Answer;
 use crate::io::{BLOCK, Buffer};
 use crate::record::{Batch, to_u64, to_usize};
@@ -14,8 +15,15 @@ use crate::segment::IndexEntry;
 /// Who waits for a commit, and the answer.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    pub(super) answer: oneshot::Sender<Answer>,
+    pub(super) answer: Answerer<Answer>,
     pub(super) offsets: Range<u64>,
+}
+
+/// What a commit lists, in memory that is used again.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    pub(super) waiters: Vec<Waiter>,
+    pub(super) entries: Vec<IndexEntry>,
 }
 
 /// Records on their way to one write.
@@ -32,15 +40,14 @@ pub(super) struct Commit {
     records: u64,
     /// One past its last record.
     end_offset: u64,
-    pub(super) waiters: Vec<Waiter>,
-    pub(super) entries: Vec<IndexEntry>,
+    pub(super) lists: Lists,
     /// When its first record came, for the linger.
     pub(super) since: std::time::Duration,
 }
 
 impl Commit {
     /// An empty commit whose first record goes to byte `start` of the log, behind `prefix`, the bytes of its block before it.
-    pub(super) fn new(mut buffer: Buffer, start: u64, prefix: &[u8], since: std::time::Duration) -> Self {
+    pub(super) fn new(mut buffer: Buffer, start: u64, prefix: &[u8], lists: Lists, since: std::time::Duration) -> Self {
         buffer[..prefix.len()].copy_from_slice(prefix);
         let at = start - to_u64(prefix.len());
         Self {
@@ -50,10 +57,14 @@ impl Commit {
             used: prefix.len(),
             records: 0,
             end_offset: 0,
-            waiters: Vec::new(),
-            entries: Vec::new(),
+            lists,
             since,
         }
+    }
+
+    /// Where its first record begins, in the log.
+    pub(super) fn start(&self) -> u64 {
+        self.start
     }
 
     /// One past the last byte of its last record, in the log.

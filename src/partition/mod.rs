@@ -5,13 +5,18 @@
 
 mod active;
 mod commit;
+mod index_files;
 mod open;
 mod queue;
 mod reader;
-mod syncer;
+mod recent;
+mod reply;
 mod ticket;
+mod upkeep;
 mod writer;
+mod zeroing;
 
+use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,17 +24,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use crate::clock::Clock;
-use crate::config::TopicConfig;
+use crate::config::{Durability, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::transfer::Transfers;
-use crate::io::{BLOCK, BlockingRing, Disk, Lock, Ring, RingConfig, Waker};
+use crate::io::{BLOCK, Buffer, Disk, Lock, RingConfig};
 use crate::metrics::{Metrics, Stats};
 use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
-use queue::{Message, Queue, Refused};
-use writer::Writer;
+use queue::{Bell, Message, Queue, Refused};
+use recent::{Memory, Recent};
+use reply::{Answerer, Pool};
+use ticket::Answer;
+use writer::{InRing, Writer};
 
 pub use open::{PartitionReport, TornTail};
 pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};
@@ -50,6 +58,8 @@ struct Shared {
     stopped: OnceLock<Option<Error>>,
     closed: AtomicBool,
     metrics: Metrics,
+    /// The end of the log, in memory.
+    recent: Recent,
 }
 
 impl Shared {
@@ -115,9 +125,12 @@ impl Shared {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed { path: self.dir.to_path_buf() }) } else { Ok(()) }
     }
 
-    /// Bytes of each of the writer's two buffers: a commit, and the block that it begins in.
-    fn buffer_bytes(&self) -> usize {
-        to_usize(self.config.commit_bytes.next_multiple_of(BLOCK))
+    /// How the writer's memory is made: how many regions of how many bytes. Two are commits', the one that is written and the
+    /// one that is filled, the rest keeps what was written.
+    fn regions(&self) -> (usize, usize) {
+        let region = self.config.commit_bytes.next_multiple_of(BLOCK);
+        let kept = if self.config.durability == Durability::Durable { self.config.tail_bytes.div_ceil(region) } else { 0 };
+        (2 + to_usize(kept), to_usize(region))
     }
 }
 
@@ -136,6 +149,7 @@ pub(crate) struct Placement {
     pub(crate) number: u32,
     /// Which CPU its writer is pinned to.
     pub(crate) core: Option<core_affinity::CoreId>,
+    pub(crate) wait: WaitStrategy,
     /// The data directory's, held until the last partition is closed.
     pub(crate) lock: Arc<dyn Lock>,
 }
@@ -152,10 +166,14 @@ struct Inner {
     shared: Arc<Shared>,
     number: u32,
     queue: Queue,
+    answers: Pool<Answer>,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// Until the files are closed.
     lock: Mutex<Option<Arc<dyn Lock>>>,
 }
+
+/// Answers' memory that is kept at most: more appends than that are seldom waited for at once.
+const ANSWERS: usize = 1024;
 
 impl Partition {
     /// Opens, and where needed mends, the partition in `dir`, an existing directory; begins it if it holds no segment.
@@ -179,6 +197,7 @@ impl Partition {
             stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
             metrics: Metrics::default(),
+            recent: Recent::default(),
         });
         let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
             Some(segment) => Active::open(&shared, segment, indexed)?,
@@ -190,9 +209,10 @@ impl Partition {
             }
         };
         let start = Appender { active, next_offset, last_timestamp };
-        let Placement { topic, number, core, lock } = placement;
-        let (queue, writer) = start_writer(&shared, clock, start, format!("{topic}/{number}"), core)?;
-        let inner = Inner { shared, number, queue, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
+        let Placement { topic, number, core, wait, lock } = placement;
+        let (queue, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
+        let answers = Pool::new(ANSWERS);
+        let inner = Inner { shared, number, queue, answers, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
         Ok((Self(Arc::new(inner)), report))
     }
 
@@ -206,7 +226,7 @@ impl Partition {
     /// Nothing was queued: [`Error::EmptyBatch`], [`Error::BatchTooLarge`], [`Error::Failed`], [`Error::Closed`].
     pub fn append(&self, batch: Batch) -> Result<Ticket> {
         self.check(&batch)?;
-        let (answer, receiver) = oneshot::channel();
+        let (answer, receiver) = self.0.answers.pair();
         match self.0.queue.send(Message::Append { batch, answer }) {
             Ok(()) => Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
             Err(Refused::Full(_) | Refused::Closed(_)) => Err(self.0.shared.why_stopped()),
@@ -221,7 +241,7 @@ impl Partition {
         if let Err(error) = self.check(&batch) {
             return Err(TryAppendError { batch, error: Some(error) });
         }
-        let (answer, receiver) = oneshot::channel();
+        let (answer, receiver) = self.0.answers.pair();
         let (message, error) = match self.0.queue.try_send(Message::Append { batch, answer }) {
             Ok(()) => return Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
             Err(Refused::Full(message)) => (message, None),
@@ -229,6 +249,14 @@ impl Partition {
         };
         let Message::Append { batch, .. } = message else { unreachable!("the message given back is the one sent") };
         Err(TryAppendError { batch, error })
+    }
+
+    /// An empty batch, in the memory of one whose records were written, if there is any: batches that are filled again and
+    /// again cost neither allocations nor the page faults of fresh memory.
+    ///
+    /// Up to 64 batches of at most 1 MiB each are kept per partition.
+    pub fn batch(&self) -> Batch {
+        self.0.queue.empty_batch()
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -251,10 +279,10 @@ impl Partition {
     }
 
     /// Sends a message and waits for its answer.
-    fn ask(&self, message: impl FnOnce(oneshot::Sender<Result<()>>) -> Message) -> Result<()> {
-        let (answer, receiver) = oneshot::channel();
+    fn ask(&self, message: impl FnOnce(Answerer<Result<()>>) -> Message) -> Result<()> {
+        let (answer, receiver) = reply::pair();
         match self.0.queue.send(message(answer)) {
-            Ok(()) => receiver.recv().unwrap_or_else(|_| Err(self.0.shared.why_stopped())),
+            Ok(()) => receiver.wait().unwrap_or_else(|| Err(self.0.shared.why_stopped())),
             Err(_) => Err(self.0.shared.why_stopped()),
         }
     }
@@ -330,10 +358,10 @@ impl Inner {
         let Some(thread) = writer.take() else {
             return if self.shared.has_failed() { Err(self.shared.why_stopped()) } else { Ok(()) };
         };
-        let (answer, receiver) = oneshot::channel();
+        let (answer, receiver) = reply::pair();
         let told = self.queue.send(Message::Close { answer });
         let result = match told {
-            Ok(()) => receiver.recv().unwrap_or_else(|_| Err(self.shared.why_stopped())),
+            Ok(()) => receiver.wait().unwrap_or_else(|| Err(self.shared.why_stopped())),
             Err(_) => Err(self.shared.why_stopped()),
         };
         // A panic of the writer was caught in its thread, and is the latch's error.
@@ -356,33 +384,31 @@ impl Drop for Inner {
 fn start_writer(
     shared: &Arc<Shared>,
     clock: Arc<dyn Clock>,
+    wait: WaitStrategy,
     start: Appender,
     name: String,
     core: Option<core_affinity::CoreId>,
 ) -> Result<(Queue, JoinHandle<()>)> {
-    let (ready, started) = oneshot::channel();
+    let (ready, started) = reply::pair();
     let shared = Arc::clone(shared);
     let dir = Arc::clone(&shared.dir);
     let body = move || {
         pin(core);
-        match prepare(&shared, clock, start) {
+        match prepare(&shared, clock, wait, start) {
             Ok((queue, writer)) => {
-                if ready.send(Ok(queue)).is_ok() {
-                    guard(&shared, writer);
-                }
+                ready.send(Ok(queue));
+                guard(&shared, writer);
             }
-            Err(error) => {
-                let _ = ready.send(Err(error));
-            }
+            Err(error) => ready.send(Err(error)),
         }
     };
     // The kernel shows 15 bytes of it.
     let builder = thread::Builder::new().name(format!("log {name}"));
     let thread = builder.spawn(body).map_err(Error::io("start a writer thread for", &dir))?;
-    match started.recv() {
-        Ok(Ok(queue)) => Ok((queue, thread)),
-        Ok(Err(error)) => Err(error),
-        Err(oneshot::RecvError) => Err(Error::WriterPanicked { path: dir.to_path_buf(), message: "it ended while it started".into() }),
+    match started.wait() {
+        Some(Ok(queue)) => Ok((queue, thread)),
+        Some(Err(error)) => Err(error),
+        None => Err(Error::WriterPanicked { path: dir.to_path_buf(), message: "it ended while it started".into() }),
     }
 }
 
@@ -394,17 +420,23 @@ fn pin(core: Option<core_affinity::CoreId>) {
     }
 }
 
-/// Makes the ring on the thread that will use it, and the writer over it.
-fn prepare(shared: &Arc<Shared>, clock: Arc<dyn Clock>, start: Appender) -> Result<(Queue, Writer)> {
-    let config = RingConfig { depth: writer::DEPTH, files: 2, buffers: 2, buffer_bytes: shared.buffer_bytes(), one_thread: true };
-    // Buffered writes through io_uring go to kernel workers, at a multiple of the call's own cost.
-    let buffered = !start.active.direct;
-    let ring = if buffered { BlockingRing::new(&config).map(|ring| Box::new(ring) as Box<dyn Ring>) } else { shared.disk.ring(&config) };
-    let mut transfers = Transfers::new(ring.map_err(Error::io("make a ring for", &shared.dir))?);
-    let waker: Waker = transfers.waker();
+/// Makes the ring on the thread that will use it, if there is to be one, and the writer over it.
+fn prepare(shared: &Arc<Shared>, clock: Arc<dyn Clock>, wait: WaitStrategy, start: Appender) -> Result<(Queue, Writer)> {
+    let (regions, region_bytes) = shared.regions();
+    let (mut ring, regions) = if start.active.direct && shared.disk.rings_overlap() {
+        let config = RingConfig { depth: writer::DEPTH, files: 2, buffers: regions, buffer_bytes: region_bytes, one_thread: true };
+        let ring = shared.disk.ring(&config).map_err(Error::io("make a ring for", &shared.dir))?;
+        let mut transfers = Transfers::new(ring);
+        let regions = transfers.take_buffers();
+        let slot = transfers.attach(Arc::clone(&start.active.log)).map_err(Error::io("attach to the ring", &shared.dir))?;
+        (Some(InRing { transfers, slot }), regions)
+    } else {
+        (None, Buffer::several(regions, region_bytes).map_err(Error::io("find memory for the commits of", &shared.dir))?)
+    };
+    let bell = Arc::new(Bell::new(ring.as_mut().map(|ring| ring.transfers.waker())));
     let batches = usize::try_from(shared.config.queue_batches).expect("usize is 64 bits wide");
-    let (queue, inbox) = queue::queue(batches, shared.config.queue_bytes, waker);
-    Ok((queue, Writer::new(Arc::clone(shared), clock, inbox, transfers, start)?))
+    let (queue, inbox) = queue::queue(batches, shared.config.queue_bytes, Arc::clone(&bell));
+    Ok((queue, Writer::new(Arc::clone(shared), clock, wait, (inbox, bell), (ring, Memory::new(regions)), start)?))
 }
 
 /// Runs the writer to its end. However it ends, whoever waits learns why.
@@ -414,9 +446,7 @@ fn guard(shared: &Shared, mut writer: Writer) {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error),
         Err(panic) => {
-            let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Some(Error::WriterPanicked { path: shared.dir.to_path_buf(), message })
+            Some(Error::WriterPanicked { path: shared.dir.to_path_buf(), message: panic_message(&*panic) })
         }
     };
     if let Some(error) = &error {
@@ -426,4 +456,10 @@ fn guard(shared: &Shared, mut writer: Writer) {
     let first = shared.stopped.set(error).is_ok();
     assert!(first, "a partition has one writer, which stops once");
     drop(writer);
+}
+
+/// What a panic said.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }

@@ -114,8 +114,9 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Vec
                 logs.insert(base, path);
             }
             Some(Name { base, .. }) if entry.kind == EntryKind::File => indexes.push((base, path)),
-            // One that an interrupted opening did not finish.
-            _ if segment::is_unfinished_copy(&entry.name) && entry.kind == EntryKind::File => {
+            // One that an interrupted opening did not finish, or a next segment that never took its place: no record in it was
+            // acknowledged.
+            _ if (segment::is_unfinished_copy(&entry.name) || segment::is_prepared(&entry.name)) && entry.kind == EntryKind::File => {
                 disk.remove_file(&path).map_err(Error::io("remove", &path))?;
             }
             _ if segment::is_copy(&entry.name) && entry.kind == EntryKind::File => {}

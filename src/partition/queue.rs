@@ -1,13 +1,17 @@
-//! The bounded way from the producers to a partition's writer.
+//! The bounded way from the producers to a partition's writer, and the bell that wakes it.
 //!
-//! A crossbeam channel carries the messages, a [`Budget`] bounds their number and bytes. The writer waits on its ring, not
-//! on the channel, so that one wait serves both; a producer ends that wait only when the writer says it wants to hear.
+//! A crossbeam channel carries the messages, a [`Budget`] bounds their number and bytes. The writer waits in one of two
+//! places: in its ring while a write is in flight, else parked; whoever has something for it looks at the [`Bell`], which
+//! says where it is and what it wants to hear.
 
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::reply::Answerer;
 use super::ticket::Answer;
 use crate::error::Result;
 use crate::io::Waker;
@@ -18,15 +22,15 @@ use crate::record::{Batch, to_u64};
 pub(super) enum Message {
     Append {
         batch: Batch,
-        answer: oneshot::Sender<Answer>,
+        answer: Answerer<Answer>,
     },
     /// Answered when all that was queued before is on the device.
     Sync {
-        answer: oneshot::Sender<Result<()>>,
+        answer: Answerer<Result<()>>,
     },
     /// Answered when all that was queued before is done and the files are closed.
     Close {
-        answer: oneshot::Sender<Result<()>>,
+        answer: Answerer<Result<()>>,
     },
 }
 
@@ -52,44 +56,129 @@ pub(super) enum Refused {
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     sender: Sender<Message>,
+    /// Batches whose records are in the log, empty, with their memory.
+    empty: Receiver<Batch>,
     shared: Arc<Shared>,
-    waker: Waker,
 }
 
 /// The writer's end. Dropping it refuses what is queued and what comes.
 #[derive(Debug)]
 pub(super) struct Inbox {
     receiver: Receiver<Message>,
+    empty: Sender<Batch>,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
     budget: Budget,
-    hearing: AtomicU8,
+    bell: Arc<Bell>,
 }
 
-/// What a writer that waits wants to be woken for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hearing {
-    /// Nothing: it is at work, or could not take a message.
-    Nothing = 0,
-    /// A write is in flight; fewer than [`WORTH_WAKING`] bytes can as well be encoded after it.
-    Plenty = 1,
-    /// Any message.
-    Anything = 2,
-}
+/// Batches kept for their memory at most, and the most memory of one.
+const EMPTY_BATCHES: usize = 64;
+const EMPTY_BATCH_BYTES: usize = 1 << 20;
 
 /// Bytes in the queue that are worth waking a writer for whose write is in flight: about what it encodes in the time
 /// that the waking takes.
-const WORTH_WAKING: u64 = 64 << 10;
+pub(super) const WORTH_WAKING: u64 = 64 << 10;
+
+/// What a writer that waits wants to be woken for by producers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hearing {
+    /// Nothing: it could not take a message.
+    Nothing,
+    /// A write is in flight; fewer than [`WORTH_WAKING`] bytes can as well be encoded after it.
+    Plenty,
+    /// Any message.
+    Anything,
+}
+
+/// Where the writer waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Where {
+    /// Parked: nothing is in flight.
+    Parked,
+    /// In its ring, for a completion.
+    InRing,
+}
+
+/// Wakes the writer of a partition.
+#[derive(Debug)]
+pub(super) struct Bell {
+    /// Where the writer waits and for what: 0 while it works, else see [`state`].
+    waiting: AtomicU8,
+    writer: Thread,
+    ring: Option<Waker>,
+}
+
+const AT_WORK: u8 = 0;
+const IN_RING: u8 = 1 << 7;
+
+/// One number for both, never that of a writer at work.
+fn state(place: Where, hearing: Hearing) -> u8 {
+    let hearing = match hearing {
+        Hearing::Nothing => 1,
+        Hearing::Plenty => 2,
+        Hearing::Anything => 3,
+    };
+    if place == Where::InRing { hearing | IN_RING } else { hearing }
+}
+
+impl Bell {
+    /// The bell of the thread that calls, which waits in the ring of that waker if it has one.
+    pub(super) fn new(ring: Option<Waker>) -> Self {
+        Self { waiting: AtomicU8::new(AT_WORK), writer: thread::current(), ring }
+    }
+
+    /// Ends the writer's wait, whatever it is for.
+    pub(super) fn ring(&self) {
+        self.ring_if(|_| true);
+    }
+
+    /// Ends the writer's wait if it wants to hear of a message, with so many bytes in the queue.
+    ///
+    /// No wake is lost: (1) the caller made its news visible, fences, then reads `waiting`; (2) the writer sets `waiting`,
+    /// fences, then looks for news. The fences are totally ordered, so either the caller sees that the writer waits, or the
+    /// writer sees the news. (3) Only who swaps `waiting` back wakes: one system call per wait.
+    fn ring_for(&self, queued_bytes: u64) {
+        self.ring_if(|waiting| match waiting & !IN_RING {
+            2 => queued_bytes >= WORTH_WAKING,
+            hearing => hearing == 3,
+        });
+    }
+
+    fn ring_if(&self, wanted: impl Fn(u8) -> bool) {
+        fence(Ordering::SeqCst);
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        if waiting == AT_WORK || !wanted(waiting) {
+            return;
+        }
+        let waiting = self.waiting.swap(AT_WORK, Ordering::Relaxed);
+        match &self.ring {
+            _ if waiting == AT_WORK => {}
+            Some(ring) if waiting & IN_RING != 0 => ring.wake(),
+            _ => self.writer.unpark(),
+        }
+    }
+
+    fn listen(&self, place: Where, hearing: Hearing) {
+        self.waiting.store(state(place, hearing), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn stop_listening(&self) {
+        self.waiting.store(AT_WORK, Ordering::Relaxed);
+    }
+}
 
 /// A queue of at most `batches` and `bytes`.
-pub(super) fn queue(batches: usize, bytes: u64, waker: Waker) -> (Queue, Inbox) {
+pub(super) fn queue(batches: usize, bytes: u64, bell: Arc<Bell>) -> (Queue, Inbox) {
     let (sender, receiver) = crossbeam_channel::bounded(batches);
+    let (put, take) = crossbeam_channel::bounded(EMPTY_BATCHES);
     let budget = Budget { bytes, messages: to_u64(batches), used: Mutex::default(), freed: Condvar::new() };
-    let shared = Arc::new(Shared { budget, hearing: AtomicU8::new(Hearing::Nothing as u8) });
-    (Queue { sender, shared: Arc::clone(&shared), waker }, Inbox { receiver, shared })
+    let shared = Arc::new(Shared { budget, bell });
+    (Queue { sender, empty: take, shared: Arc::clone(&shared) }, Inbox { receiver, empty: put, shared })
 }
 
 impl Queue {
@@ -103,9 +192,14 @@ impl Queue {
         self.put(message, false)
     }
 
+    /// An empty batch, with memory that was used before if there is any.
+    pub(super) fn empty_batch(&self) -> Batch {
+        self.empty.try_recv().unwrap_or_default()
+    }
+
     fn put(&self, message: Message, wait: bool) -> Result<(), Refused> {
         let bytes = message.bytes();
-        let waiting_bytes = {
+        let queued_bytes = {
             let mut used = match self.shared.budget.take(bytes, wait) {
                 Ok(used) => used,
                 Err(Unavailable::Full) => return Err(Refused::Full(message)),
@@ -118,22 +212,8 @@ impl Queue {
             used.messages += 1;
             used.bytes
         };
-        self.wake_writer(waiting_bytes);
+        self.shared.bell.ring_for(queued_bytes);
         Ok(())
-    }
-
-    /// Ends the writer's wait if it wants to hear of what is queued.
-    ///
-    /// No wake is lost: (1) this thread queues, fences, then reads `hearing`; (2) the writer sets `hearing`, fences, then
-    /// looks at the queue. The fences are totally ordered, so either this thread sees what the writer wants to hear, or
-    /// the writer sees the message. (3) Only the producer that swaps `hearing` back wakes: one system call per wait.
-    fn wake_writer(&self, waiting_bytes: u64) {
-        fence(Ordering::SeqCst);
-        let hearing = self.shared.hearing.load(Ordering::Relaxed);
-        let wanted = hearing == Hearing::Anything as u8 || hearing == Hearing::Plenty as u8 && waiting_bytes >= WORTH_WAKING;
-        if wanted && self.shared.hearing.swap(Hearing::Nothing as u8, Ordering::Relaxed) != Hearing::Nothing as u8 {
-            self.waker.wake();
-        }
     }
 }
 
@@ -145,13 +225,26 @@ impl Inbox {
         Some(message)
     }
 
+    /// Bytes that wait.
+    pub(super) fn queued_bytes(&self) -> u64 {
+        self.shared.budget.used().bytes
+    }
+
+    /// Keeps the memory of a batch whose records were encoded, for the producers.
+    pub(super) fn give_back(&self, mut batch: Batch) {
+        if batch.capacity() <= EMPTY_BATCH_BYTES {
+            batch.clear();
+            // Enough are there already.
+            let _ = self.empty.try_send(batch);
+        }
+    }
+
     /// To be called before the writer waits. False if there is something to hear already: then it must not wait.
-    pub(super) fn listen(&self, hearing: Hearing) -> bool {
-        self.shared.hearing.store(hearing as u8, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+    pub(super) fn listen(&self, place: Where, hearing: Hearing) -> bool {
+        self.shared.bell.listen(place, hearing);
         let heard = match hearing {
             Hearing::Nothing => false,
-            Hearing::Plenty => self.shared.budget.used().bytes >= WORTH_WAKING,
+            Hearing::Plenty => self.queued_bytes() >= WORTH_WAKING,
             Hearing::Anything => !self.receiver.is_empty(),
         };
         if heard {
@@ -160,9 +253,37 @@ impl Inbox {
         !heard
     }
 
+    /// Waits, parked, until the bell rings or the time is over; it may also return for nothing.
+    pub(super) fn park(timeout: Option<Duration>) {
+        match timeout {
+            Some(timeout) => thread::park_timeout(timeout),
+            None => thread::park(),
+        }
+    }
+
+    /// Watches the queue for at most so long, without sleeping, and tells whether something came to it, or `other` did.
+    pub(super) fn spin(&self, time: Duration, other: impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        loop {
+            // A look at the clock costs more than some looks at the queue.
+            for _ in 0..32 {
+                if !self.receiver.is_empty() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if other() {
+                return true;
+            }
+            if start.elapsed() >= time {
+                return false;
+            }
+        }
+    }
+
     /// To be called after the wait.
     pub(super) fn stop_listening(&self) {
-        self.shared.hearing.store(Hearing::Nothing as u8, Ordering::Relaxed);
+        self.shared.bell.stop_listening();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Reading: batches of records from a reader's own registered buffer, and single records by plain calls.
 //!
+//! The end of the log comes from memory ([`super::recent`]), the rest from the disk or the page cache.
 //! A read never passes the watermark that it was asked for: it is bounded by the segment's own end, which the writer moves
 //! only over whole records that were written, so neither preallocated zeros nor a write in flight can be seen. Every
 //! record's checksum is verified on every read.
@@ -12,7 +13,7 @@ use bytes::Bytes;
 
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
-use crate::io::transfer::{Place, Transfers, read_exact_at};
+use crate::io::transfer::{Done, Place, Transfers, read_exact_at};
 use crate::io::{Action, BLOCK, Buffer, File, RingConfig, Slot, Token};
 use crate::record::{Flaw, HEADER_BYTES, Header, Record, to_u64, to_usize};
 use crate::segment::{Kind, Segment};
@@ -280,10 +281,16 @@ impl Reader {
         }
         let is_large = self.large.is_some();
         let buffer = if is_large { self.large.take() } else { self.buffer.take() };
-        let buffer = buffer.expect("a reader has its buffer between reads");
-        let place = Place { slot: *slot, position: self.cursor.position, direct: false };
-        self.transfers.start(READ, Action::Read, place, buffer, at..needed);
-        let done = self.transfers.finish(READ).map_err(Error::io("read", &path))?;
+        let mut buffer = buffer.expect("a reader has its buffer between reads");
+        // The end of the log is in memory still, where a consumer that keeps up finds it.
+        let in_memory = self.partition.0.shared.recent.read(segment.base(), self.cursor.position, &mut buffer[at..needed]);
+        let done = if to_u64(in_memory) == want {
+            Done { token: READ, result: Ok(in_memory), buffer }
+        } else {
+            let place = Place { slot: *slot, position: self.cursor.position, direct: false };
+            self.transfers.start(READ, Action::Read, place, buffer, at..needed);
+            self.transfers.finish(READ).map_err(Error::io("read", &path))?
+        };
         if is_large {
             self.large = Some(done.buffer)
         } else {

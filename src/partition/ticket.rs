@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
+use super::reply::{NoReply, Reply};
 use crate::error::{Error, Result};
 use crate::record::Batch;
 
@@ -15,12 +16,12 @@ pub(super) type Answer = Result<Range<u64>>;
 #[derive(Debug)]
 #[must_use = "an append is acknowledged only once its ticket said so"]
 pub struct Ticket {
-    answer: oneshot::Receiver<Answer>,
+    answer: Reply<Answer>,
     shared: Arc<Shared>,
 }
 
 impl Ticket {
-    pub(super) fn new(answer: oneshot::Receiver<Answer>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(answer: Reply<Answer>, shared: Arc<Shared>) -> Self {
         Self { answer, shared }
     }
 
@@ -38,11 +39,9 @@ impl Ticket {
     /// - [`Error::Failed`] if a write failed: the records may or may not be in the log when it is opened again.
     /// - [`Error::Closed`] if the partition was closed before the append's turn came.
     pub fn wait(self) -> Result<Range<u64>> {
-        match self.answer.recv() {
-            Ok(answer) => answer,
-            // The writer is gone, and said why before it let go of its end.
-            Err(oneshot::RecvError) => Err(self.shared.why_stopped()),
-        }
+        let Self { answer, shared } = self;
+        // Without an answer the writer is gone, and said why before it let go of its end.
+        answer.wait().unwrap_or_else(|| Err(shared.why_stopped()))
     }
 
     /// The answer if it is there, or the ticket back.
@@ -50,11 +49,8 @@ impl Ticket {
     /// # Errors
     /// The inner result is that of [`Self::wait`].
     pub fn try_wait(self) -> Result<Result<Range<u64>>, Self> {
-        match self.answer.try_recv() {
-            Ok(answer) => Ok(answer),
-            Err(oneshot::TryRecvError::Disconnected) => Ok(Err(self.shared.why_stopped())),
-            Err(oneshot::TryRecvError::Empty) => Err(self),
-        }
+        let reply = self.answer.try_take();
+        self.or_back(reply)
     }
 
     /// Waits at most so long for the answer; the ticket back if it did not come.
@@ -62,10 +58,15 @@ impl Ticket {
     /// # Errors
     /// The inner result is that of [`Self::wait`].
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<Range<u64>>, Self> {
-        match self.answer.recv_timeout(timeout) {
+        let reply = self.answer.wait_timeout(timeout);
+        self.or_back(reply)
+    }
+
+    fn or_back(self, reply: Result<Answer, NoReply>) -> Result<Answer, Self> {
+        match reply {
             Ok(answer) => Ok(answer),
-            Err(oneshot::RecvTimeoutError::Disconnected) => Ok(Err(self.shared.why_stopped())),
-            Err(oneshot::RecvTimeoutError::Timeout) => Err(self),
+            Err(NoReply::Gone) => Ok(Err(self.shared.why_stopped())),
+            Err(NoReply::Pending) => Err(self),
         }
     }
 }

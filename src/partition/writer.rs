@@ -1,58 +1,61 @@
 //! The one writer of a partition: a state machine that takes messages, fills commits, and answers when they are durable.
 //!
-//! [`Writer::step`] decides and starts, and blocks only where files are opened, sealed or given room; [`run`] is the
-//! loop around it that waits. One durable write is in flight at a time, and the next commit is filled meanwhile.
+//! [`Writer::step`] decides and starts; [`Writer::run`] is the loop around it that waits. One durable write is under way at a
+//! time. Where there is something to do meanwhile (records to encode, many to answer), it is the ring's, and the next commit is
+//! filled beside it; where there is not, a plain call on this thread is the fastest way to have one write done. Everything that
+//! is not the commit itself goes to [`Upkeep`].
 //!
 //! Invariants:
 //! - Offsets are given out in the order of the queue, without gaps; a commit's records directly follow those before it.
-//! - A waiter is answered after the commit with its last record completed, and only then do readers see it.
+//! - A waiter is answered after the commit with its last record completed, and only then do readers see it. The first commits
+//!   of a segment also wait until its name is durable.
 //! - An error from `step` ends the writer for good: the partition is latched, and dropping the writer drops every
 //!   answer that is owed, which its ticket takes for the latch's error.
 //!
 //! Everything here runs on the writer's own thread.
 
+use std::collections::VecDeque;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active::{Active, NoSegment};
-use super::commit::{Commit, Waiter};
-use super::queue::{Hearing, Inbox, Message};
-use super::syncer::Syncer;
+use super::active::{Active, NoSegment, Prepared};
+use super::commit::{Commit, Lists, Waiter};
+use super::queue::{Bell, Hearing, Inbox, Message, WORTH_WAKING, Where};
+use super::recent::Memory;
+use super::reply::Answerer;
 use super::ticket::Answer;
+use super::upkeep::{Done, Job, Upkeep};
+use super::zeroing::ZeroAhead;
 use super::{Appender, Shared};
 use crate::clock::Clock;
-use crate::config::Durability;
+use crate::config::{Durability, WaitStrategy};
 use crate::error::{Error, Result};
-use crate::io::transfer::{Done, Place, Transfers};
+use crate::io::transfer::{self, Place, Transfers, write_all_at, write_blocks_at};
 use crate::io::{Action, BLOCK, Buffer, Slot, Token};
 use crate::record::{Batch, to_u64, to_usize};
-use crate::segment::{IndexEntry, Kind, is_indexed};
+use crate::segment::{IndexEntry, Kind, Segment, is_indexed};
 
-/// How long an idle writer leaves index entries in memory.
+/// How long an idle writer leaves index entries in memory, and how many of them wait at most.
 const INDEX_PATIENCE: Duration = Duration::from_millis(100);
+const PENDING_ENTRIES: usize = 4096;
 
-/// Above this, a commit's own write dwarfs the journal commit that zeros ahead of it would save.
-const ZEROING_PAYS_BELOW: u64 = 256 << 10;
-
-/// How many commits' worth of zeros one write ahead holds, and its bounds.
-const ZERO_COMMITS: u64 = 32;
-const ZERO_LEAST: u64 = 256 << 10;
-const ZERO_MOST: u64 = 1 << 20;
+/// So many waiters are answered in less time than it takes to leave a write to the ring.
+const FEW_WAITERS: usize = 2;
 
 const COMMIT: Token = Token(0);
-const ZEROS: Token = Token(1);
 
-/// Operations that a writer has in flight at most: a commit and zeros ahead of it.
-pub(super) const DEPTH: u32 = 2;
+/// Operations that a writer has in flight at most.
+pub(super) const DEPTH: u32 = 1;
 
 /// What the loop is to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Call again.
     Again,
-    /// Wait for a completion, for what is worth hearing, or for so long.
-    Wait(Hearing, Option<Duration>),
+    /// Wait there for its completion or for the bell, which rings for what is worth hearing, or for so long.
+    Wait(Where, Hearing, Option<Duration>),
     /// Closed.
     End,
 }
@@ -61,7 +64,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 struct Carried {
     batch: Batch,
-    answer: oneshot::Sender<Answer>,
+    answer: Answerer<Answer>,
     /// The next record's place in the batch.
     at: usize,
     /// The first record's offset, and how many have one.
@@ -70,13 +73,14 @@ struct Carried {
     timestamp: u64,
     /// Whether the rest that goes into the active segment was given room.
     has_room: bool,
-    /// Whether it waits for the next segment.
-    needs_roll: bool,
+    /// Whether it waits for upkeep to end rather than for a commit.
+    waits: bool,
 }
 
 /// An end of the log.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct End {
+    segment: Arc<Segment>,
     position: u64,
     offset: u64,
 }
@@ -85,6 +89,30 @@ struct End {
 enum Blocked {
     CommitFull,
     SegmentFull,
+    /// Room is being made, or is about to be given back.
+    NoRoomYet,
+}
+
+/// The ring, and the active log's place in it.
+#[derive(Debug)]
+pub(super) struct InRing {
+    pub(super) transfers: Transfers,
+    pub(super) slot: Slot,
+}
+
+/// What upkeep was begun and not ended.
+#[derive(Debug, Default)]
+struct UnderWay {
+    index: bool,
+    extend: bool,
+    zeros: Option<Range<u64>>,
+    prepare: bool,
+    /// The active segment's name is not durable yet, and appends wait for it.
+    names: bool,
+    /// Where the log ended when the sync began.
+    sync: Option<End>,
+    /// Segments that are being sealed, oldest first.
+    seals: VecDeque<End>,
 }
 
 /// Everything that the writer's thread owns.
@@ -96,62 +124,90 @@ pub(super) struct Writer {
     open: Option<Commit>,
     /// The commit whose write is in flight; its buffer is the ring's meanwhile.
     flight: Option<Commit>,
-    syncs: Vec<(u64, oneshot::Sender<Result<()>>)>,
-    closing: Option<oneshot::Sender<Result<()>>>,
+    /// Written, and waiting for the segment's name to be durable.
+    finished: VecDeque<Commit>,
+    /// Their records are as durable as they asked for; they are not told yet.
+    unanswered: Vec<Waiter>,
+    syncs: Vec<(u64, Answerer<Result<()>>)>,
+    closing: Option<Answerer<Result<()>>>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
     active: Active,
-    slot: Slot,
+    /// The next segment, if it was made ahead.
+    prepared: Option<Prepared>,
+    /// Whether it is to be made: not again before the next roll if there was no room for it.
+    may_prepare: bool,
+    /// None where every write is a plain call.
+    ring: Option<InRing>,
+    memory: Memory,
     /// The bytes of the block in which the next commit begins, before its first record.
     last_block: Vec<u8>,
+    /// One past the last byte of the last record that has a place.
+    end: u64,
     next_offset: u64,
     last_timestamp: u64,
-    spare: Vec<Buffer>,
-    zeros: Option<Buffer>,
-    /// The zeros that are being written.
-    zeroing: Option<Range<u64>>,
-    /// Bytes per commit, smoothed.
-    typical_bytes: u64,
+    /// Bytes that were queued or encoded while the last write was under way.
+    came_meanwhile: u64,
+    zero_ahead: ZeroAhead,
     /// Bytes that the kernel has and no sync was begun for, and since when.
     unsynced: Option<(u64, Duration)>,
-    syncer: Option<Syncer>,
-    /// Where the log ended when the sync under way began.
-    syncing: Option<End>,
-    /// Since when index entries wait.
+    /// Index entries that wait, and since when.
+    pending_entries: usize,
     index_since: Option<Duration>,
-    transfers: Transfers,
+    /// Whether no entry of the active segment was written yet.
+    owes_first_entry: bool,
+    spare_lists: Vec<Lists>,
+    spin: Option<Duration>,
+    under_way: UnderWay,
+    upkeep: Upkeep,
 }
 
 impl Writer {
     /// A writer that goes on behind what recovery found.
-    pub(super) fn new(shared: Arc<Shared>, clock: Arc<dyn Clock>, inbox: Inbox, mut transfers: Transfers, start: Appender) -> Result<Self> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        clock: Arc<dyn Clock>,
+        wait: WaitStrategy,
+        (inbox, bell): (Inbox, Arc<Bell>),
+        (ring, memory): (Option<InRing>, Memory),
+        start: Appender,
+    ) -> Result<Self> {
         let Appender { active, next_offset, last_timestamp } = start;
-        let slot = transfers.attach(Arc::clone(&active.log)).map_err(Error::io("attach to the ring", &shared.dir))?;
         let last_block = active.last_block(&*shared.disk)?;
-        let spare = transfers.take_buffers();
+        let pending_entries = active.segment.pending().len();
         Ok(Self {
             inbox,
             carried: None,
             open: None,
             flight: None,
+            finished: VecDeque::new(),
+            unanswered: Vec::new(),
             syncs: Vec::new(),
             closing: None,
-            shared,
             clock,
-            active,
-            slot,
+            prepared: None,
+            may_prepare: true,
+            ring,
+            memory,
             last_block,
+            end: active.segment.appended(),
             next_offset,
             last_timestamp,
-            spare,
-            zeros: None,
-            zeroing: None,
-            typical_bytes: 0,
+            came_meanwhile: 0,
+            zero_ahead: ZeroAhead::default(),
             unsynced: None,
-            syncer: None,
-            syncing: None,
+            pending_entries,
             index_since: None,
-            transfers,
+            owes_first_entry: !active.index.has_entries(),
+            spare_lists: Vec::new(),
+            spin: match wait {
+                WaitStrategy::Block => None,
+                WaitStrategy::Spin(time) => Some(time),
+            },
+            under_way: UnderWay::default(),
+            upkeep: Upkeep::new(Arc::clone(&shared), bell),
+            active,
+            shared,
         })
     }
 
@@ -161,15 +217,12 @@ impl Writer {
     /// The failure that latches the partition.
     pub(super) fn step(&mut self) -> Result<Step> {
         self.reap()?;
+        self.hear_upkeep()?;
         self.fill()?;
-        self.launch();
-        // A ring of blocking calls is done already: its waiters come before the upkeep, which else runs in the write's shadow.
-        self.reap()?;
-        if self.active.owes_index() {
-            self.write_index();
-        }
-        self.zero_ahead();
-        self.finish_sync()?;
+        self.launch()?;
+        // In the write's shadow, if it is in flight.
+        self.answer();
+        self.look_ahead()?;
         if self.sync_is_due() {
             self.begin_sync()?;
         }
@@ -177,12 +230,11 @@ impl Writer {
         if self.is_idle()
             && let Some(answer) = self.closing.take()
         {
-            let closed = self.close();
             // Nobody may be waiting: a dropped partition closes too.
-            let _ = answer.send(closed);
+            answer.send(self.close());
             return Ok(Step::End);
         }
-        Ok(self.what_next())
+        self.what_next()
     }
 
     /// The loop around [`Self::step`].
@@ -190,54 +242,65 @@ impl Writer {
         loop {
             match self.step()? {
                 Step::Again => {}
-                Step::Wait(hearing, timeout) => {
-                    if self.inbox.listen(hearing) {
-                        self.transfers.wait(timeout).map_err(Error::io("wait for", &self.shared.dir))?;
-                        self.inbox.stop_listening();
-                    }
-                }
+                Step::Wait(place, hearing, timeout) => self.wait(place, hearing, timeout)?,
                 Step::End => return Ok(()),
             }
         }
     }
 
+    fn wait(&mut self, place: Where, hearing: Hearing, timeout: Option<Duration>) -> Result<()> {
+        if let Some(time) = self.spin
+            && hearing == Hearing::Anything
+            && self.inbox.spin(timeout.map_or(time, |timeout| timeout.min(time)), || self.upkeep.has_news())
+        {
+            return Ok(());
+        }
+        if self.inbox.listen(place, hearing) {
+            if !self.upkeep.has_news() {
+                match (place, &mut self.ring) {
+                    (Where::InRing, Some(ring)) => ring.transfers.wait(timeout).map_err(Error::io("wait for", &self.shared.dir))?,
+                    _ => Inbox::park(timeout),
+                }
+            }
+            self.inbox.stop_listening();
+        }
+        Ok(())
+    }
+
     /// Nothing is under way or half done.
     fn is_idle(&self) -> bool {
-        self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.is_rested()
+        self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.finished.is_empty() && self.upkeep.is_idle()
     }
 
-    /// No upkeep is under way that the active segment's end must wait for.
-    fn is_rested(&self) -> bool {
-        self.zeroing.is_none() && self.syncing.is_none()
-    }
-
-    fn what_next(&mut self) -> Step {
-        let launchable = self.open_is_due() || self.carried.is_some() || self.closing.is_some();
-        let ends_segment = self.closing.is_some() || self.carried.as_ref().is_some_and(|carried| carried.needs_roll);
-        if self.flight.is_some() || self.zeroing.is_some() && launchable || self.syncing.is_some() && ends_segment {
+    fn what_next(&mut self) -> Result<Step> {
+        if self.flight.is_some() {
             // A completion comes by itself. Until then, only a batch that there is room for is worth hearing of.
             let takes_more = self.carried.is_none() && self.closing.is_none();
-            return Step::Wait(if takes_more { Hearing::Plenty } else { Hearing::Nothing }, None);
+            return Ok(Step::Wait(Where::InRing, if takes_more { Hearing::Plenty } else { Hearing::Nothing }, None));
         }
-        if launchable {
-            return Step::Again;
+        let deaf = Step::Wait(Where::Parked, Hearing::Nothing, None);
+        if self.open_is_due() {
+            return Ok(if self.open_meets_zeros() { deaf } else { Step::Again });
+        }
+        if let Some(carried) = &self.carried {
+            return Ok(if carried.waits { deaf } else { Step::Again });
+        }
+        if self.closing.is_some() {
+            return Ok(if self.upkeep.is_idle() { Step::Again } else { deaf });
         }
         let now = self.clock.monotonic();
-        if self.index_since.is_none() && !self.active.segment.pending().is_empty() {
-            self.index_since = Some(now);
-        }
-        let index = self.index_since.map(|since| (since + INDEX_PATIENCE).saturating_sub(now));
+        let index = self.index_since.filter(|_| !self.under_way.index).map(|since| (since + INDEX_PATIENCE).saturating_sub(now));
         if index.is_some_and(|wait| wait.is_zero()) {
-            self.write_index();
-            return Step::Again;
+            self.begin_index()?;
+            return Ok(Step::Again);
         }
         let linger = self.open.as_ref().map(|open| (open.since + self.linger()).saturating_sub(now));
         // While a sync is under way, its end is what brings the next.
-        let sync = self.unsynced.filter(|_| self.syncing.is_none()).and_then(|(_, since)| match self.shared.config.durability {
+        let sync = self.unsynced.filter(|_| self.under_way.sync.is_none()).and_then(|(_, since)| match self.shared.config.durability {
             Durability::Interval { time, .. } => Some((since + time).saturating_sub(now)),
             Durability::Durable | Durability::Os => None,
         });
-        Step::Wait(Hearing::Anything, [linger, index, sync].into_iter().flatten().min())
+        Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, sync].into_iter().flatten().min()))
     }
 
     // ---------------------------------------------------------------- taking messages
@@ -257,7 +320,7 @@ impl Writer {
                 Some(Message::Append { batch, answer }) => {
                     let timestamp = self.clock.wall_ns().max(self.last_timestamp);
                     let first = self.next_offset;
-                    self.carried = Some(Carried { batch, answer, at: 0, first, placed: 0, timestamp, has_room: false, needs_roll: false });
+                    self.carried = Some(Carried { batch, answer, at: 0, first, placed: 0, timestamp, has_room: false, waits: false });
                 }
                 Some(Message::Sync { answer }) => self.syncs.push((self.next_offset, answer)),
                 Some(Message::Close { answer }) => self.closing = Some(answer),
@@ -268,22 +331,30 @@ impl Writer {
 
     /// Places the rest of a batch. False if not all of it could be: then it is carried on.
     fn place(&mut self, mut carried: Carried) -> Result<bool> {
+        carried.waits = false;
         loop {
             match self.place_records(&mut carried) {
                 Ok(None) => {
-                    let Carried { answer, first, placed, .. } = carried;
+                    let Carried { batch, answer, first, placed, .. } = carried;
                     let open = self.open.as_mut().expect("a batch holds a record, and the last one went into the open commit");
-                    open.waiters.push(Waiter { answer, offsets: first..first + placed });
+                    open.lists.waiters.push(Waiter { answer, offsets: first..first + placed });
+                    self.inbox.give_back(batch);
                     return Ok(true);
                 }
                 Ok(Some(Blocked::CommitFull)) => {
                     self.carried = Some(carried);
                     return Ok(false);
                 }
+                Ok(Some(Blocked::NoRoomYet)) => {
+                    carried.waits = true;
+                    self.carried = Some(carried);
+                    return Ok(false);
+                }
                 Ok(Some(Blocked::SegmentFull)) => {
-                    // Every record before is durable before the new segment holds any.
-                    if self.open.is_some() || self.flight.is_some() || !self.is_rested() {
-                        carried.needs_roll = true;
+                    // Every record before is on its way before the new segment holds any.
+                    let launched = self.open.is_none() && self.flight.is_none();
+                    if !launched || !self.finished.is_empty() || !self.may_roll() {
+                        carried.waits = launched;
                         self.carried = Some(carried);
                         return Ok(false);
                     }
@@ -291,7 +362,6 @@ impl Writer {
                         return self.refuse(carried, refusal).map(|()| true);
                     }
                     carried.has_room = false;
-                    carried.needs_roll = false;
                 }
                 Err(error @ Error::DiskFull { .. }) => return self.refuse(carried, error).map(|()| true),
                 Err(error) => return Err(error),
@@ -308,19 +378,19 @@ impl Writer {
             error => return Err(error),
         };
         tracing::warn!(%error, "an append is refused");
-        let _ = carried.answer.send(Err(error));
+        carried.answer.send(Err(error));
         Ok(())
     }
 
     /// Encodes records until the batch, the commit or the segment is at its end. With the last record, the answer is owed.
     fn place_records(&mut self, carried: &mut Carried) -> Result<Option<Blocked>> {
         while let Some(bytes) = carried.batch.record_bytes(carried.at) {
-            let position = self.end();
+            let position = self.end;
             if position > 0 && position + to_u64(bytes) > self.shared.config.segment_bytes {
                 return Ok(Some(Blocked::SegmentFull));
             }
-            if !carried.has_room {
-                self.make_room(carried, position, bytes)?;
+            if !carried.has_room && !self.make_room(carried, position, bytes)? {
+                return Ok(Some(Blocked::NoRoomYet));
             }
             if self.open.as_ref().is_some_and(|open| !self.fits(open, bytes)) {
                 return Ok(Some(Blocked::CommitFull));
@@ -329,11 +399,12 @@ impl Writer {
             let timestamp = carried.timestamp;
             let base = self.active.segment.base();
             let indexed = is_indexed(base, offset, self.shared.config.index_interval);
-            let open = self.open_commit(bytes)?;
+            let open = self.open_commit(bytes, carried.batch.bytes() - to_u64(carried.at))?;
             open.push(&carried.batch, carried.at, bytes, offset, timestamp);
             if indexed {
-                open.entries.push(IndexEntry { offset, position, timestamp });
+                open.lists.entries.push(IndexEntry { offset, position, timestamp });
             }
+            self.end += to_u64(bytes);
             self.next_offset = offset.checked_add(1).expect("fewer than 2^64 records");
             self.last_timestamp = timestamp;
             carried.at += bytes;
@@ -343,43 +414,46 @@ impl Writer {
     }
 
     /// Room for as much of the batch as can go into this segment, before any of that is encoded: a disk that is full
-    /// refuses whole batches, except those that span segments.
-    fn make_room(&mut self, carried: &mut Carried, position: u64, bytes: usize) -> Result<()> {
-        let config = &self.shared.config;
+    /// refuses whole batches, except those that span segments. False if it is worth waiting for.
+    fn make_room(&mut self, carried: &mut Carried, position: u64, bytes: usize) -> Result<bool> {
+        let limit = self.shared.config.segment_bytes;
         let rest = carried.batch.bytes() - to_u64(carried.at);
-        let end = (position + rest).min(config.segment_bytes).max(position + to_u64(bytes));
-        self.active.make_room(&self.shared, end, config.segment_bytes)?;
+        let end = (position + rest).min(limit).max(position + to_u64(bytes));
+        if !self.active.has_room(end) {
+            if self.under_way.extend {
+                return Ok(false);
+            }
+            match self.active.make_room(&self.shared, end, limit) {
+                // What was set aside for later is needed now.
+                Err(Error::DiskFull { .. }) if self.under_way.prepare => return Ok(false),
+                Err(Error::DiskFull { .. }) if self.prepared.is_some() => {
+                    self.discard_prepared();
+                    self.active.make_room(&self.shared, end, limit)?;
+                }
+                result => result?,
+            }
+        }
         carried.has_room = true;
-        Ok(())
+        Ok(true)
     }
 
     fn fits(&self, open: &Commit, bytes: usize) -> bool {
-        open.has_room(bytes) && open.bytes() + to_u64(bytes) <= self.shared.config.commit_bytes
+        let config = &self.shared.config;
+        open.has_room(bytes) && open.bytes() + to_u64(bytes) <= config.commit_bytes && open.records() < config.commit_records
     }
 
-    /// The commit that is being filled, with room for `bytes` more.
-    fn open_commit(&mut self, bytes: usize) -> Result<&mut Commit> {
+    /// The commit that is being filled, with room for `bytes` more; `rest` bytes are at hand.
+    fn open_commit(&mut self, bytes: usize, rest: u64) -> Result<&mut Commit> {
         if self.open.is_none() {
             let prefix = if self.active.direct { self.last_block.as_slice() } else { &[] };
             let needed = prefix.len() + bytes;
-            let buffer = match self.spare.pop() {
-                Some(buffer) if buffer.len() >= needed => buffer,
-                small => {
-                    // A record larger than the buffers gets memory of its own for its commit.
-                    self.spare.extend(small);
-                    Buffer::new(needed).map_err(Error::io("find memory for a commit of", &self.shared.dir))?
-                }
-            };
-            let start = self.end();
-            self.open = Some(Commit::new(buffer, start, prefix, self.clock.monotonic()));
+            let at_hand = (rest + self.inbox.queued_bytes()).clamp(WORTH_WAKING, self.shared.config.commit_bytes.max(WORTH_WAKING));
+            let buffer = self.memory.take(&self.shared.recent, needed, prefix.len() + to_usize(at_hand));
+            let buffer = buffer.map_err(Error::io("find memory for a commit of", &self.shared.dir))?;
+            let lists = self.spare_lists.pop().unwrap_or_default();
+            self.open = Some(Commit::new(buffer, self.end, prefix, lists, self.clock.monotonic()));
         }
         Ok(self.open.as_mut().expect("made above"))
-    }
-
-    /// One past the last byte of the last record that has a place.
-    fn end(&self) -> u64 {
-        let commit = self.open.as_ref().or(self.flight.as_ref());
-        commit.map_or_else(|| self.active.segment.appended(), Commit::end)
     }
 
     fn linger(&self) -> Duration {
@@ -396,40 +470,100 @@ impl Writer {
         })
     }
 
-    /// Starts the open commit's write if it is due and nothing is in its way.
-    fn launch(&mut self) {
-        if self.flight.is_some() || !self.open_is_due() {
-            return;
-        }
+    /// Whether the open commit and zeros that are being written are for the same bytes.
+    fn open_meets_zeros(&self) -> bool {
         let direct = self.active.direct;
-        let Some(mut commit) = self.open.take() else { return };
-        let overlaps = |zeros: &Range<u64>| zeros.start < commit.written_end(direct) && commit.written_start() < zeros.end;
-        if self.zeroing.as_ref().is_some_and(overlaps) {
-            self.open = Some(commit);
-            return;
-        }
-        let (buffer, range, position) = commit.launch(direct, &mut self.last_block);
-        let durable = self.shared.config.durability == Durability::Durable;
-        self.flight = Some(commit);
-        self.transfers.start(COMMIT, Action::Write { durable }, Place { slot: self.slot, position, direct }, buffer, range);
+        let meets = |open: &Commit, zeros: &Range<u64>| zeros.start < open.written_end(direct) && open.written_start() < zeros.end;
+        matches!((&self.open, &self.under_way.zeros), (Some(open), Some(zeros)) if meets(open, zeros))
     }
 
-    fn reap(&mut self) -> Result<()> {
-        while let Some(done) = self.transfers.next().map_err(Error::io("reap completions of", &self.shared.dir))? {
-            match done.token {
-                COMMIT => self.finish_commit(done)?,
-                _ => self.finish_zeros(done),
+    /// Whether there is enough to do during the next write to leave it to the ring. A plain call is done sooner.
+    fn has_something_to_do_meanwhile(&self) -> bool {
+        self.unanswered.len() > FEW_WAITERS || self.came_meanwhile >= WORTH_WAKING
+    }
+
+    /// Starts the open commit's write if it is due and nothing is in its way.
+    fn launch(&mut self) -> Result<()> {
+        if self.flight.is_some() || !self.open_is_due() || self.open_meets_zeros() {
+            return Ok(());
+        }
+        let direct = self.active.direct;
+        // Buffered writes through a ring go to kernel workers, at a multiple of the call's own cost.
+        let by_ring = direct && self.ring.is_some() && self.has_something_to_do_meanwhile();
+        if !by_ring {
+            // They need not wait for the call.
+            self.answer();
+        }
+        let Some(mut commit) = self.open.take() else { return Ok(()) };
+        let (mut buffer, range, position) = commit.launch(direct, &mut self.last_block);
+        let unused = buffer.split_off(to_usize(to_u64(range.end).next_multiple_of(BLOCK)));
+        self.memory.give_back(unused);
+        let durable = self.shared.config.durability == Durability::Durable;
+        match &mut self.ring {
+            Some(ring) if by_ring => {
+                self.flight = Some(commit);
+                let place = Place { slot: ring.slot, position, direct };
+                ring.transfers.start(COMMIT, Action::Write { durable }, place, buffer, range);
+            }
+            _ => {
+                let write = if direct { write_blocks_at } else { write_all_at };
+                let result = write(&*self.active.log, &buffer[range], position, durable);
+                self.complete(commit, buffer, result)?;
             }
         }
         Ok(())
     }
 
-    /// Publishes a commit whose write ended, and answers who waits for it.
-    fn finish_commit(&mut self, done: Done) -> Result<()> {
-        let commit = self.flight.take().expect("only a commit in flight completes");
+    fn reap(&mut self) -> Result<()> {
+        while let Some(ring) = &mut self.ring
+            && let Some(transfer::Done { result, buffer, .. }) = ring.transfers.next().map_err(Error::io("reap completions of", &self.shared.dir))?
+        {
+            let commit = self.flight.take().expect("only a commit in flight completes");
+            self.complete(commit, buffer, result.map(|_| ()))?;
+        }
+        Ok(())
+    }
+
+    /// Takes the end of a commit's write.
+    fn complete(&mut self, commit: Commit, buffer: Buffer, result: io::Result<()>) -> Result<()> {
+        self.came_meanwhile = self.inbox.queued_bytes() + self.open.as_ref().map_or(0, Commit::bytes);
+        match result {
+            Err(error) if self.active.direct && error.kind() == io::ErrorKind::InvalidInput => self.write_through_the_page_cache(&commit, &buffer),
+            result => result.map_err(Error::io("write", &self.active.segment.path(Kind::Log))),
+        }?;
+        let place = (commit.written_start(), commit.start(), commit.end());
+        if self.active.direct {
+            self.memory.keep(&self.shared.recent, self.active.segment.base(), place, buffer);
+        } else {
+            // The page cache holds it.
+            self.memory.give_back(buffer);
+        }
+        self.zero_ahead.commit(commit.end() - commit.written_start());
+        self.active.zeroed = self.active.zeroed.max(commit.end().next_multiple_of(BLOCK));
+        if self.under_way.names {
+            self.finished.push_back(commit);
+        } else {
+            self.publish(commit);
+        }
+        Ok(())
+    }
+
+    /// Does the write again where it turns out that direct writes are refused, and goes on in that way.
+    fn write_through_the_page_cache(&mut self, commit: &Commit, buffer: &Buffer) -> Result<()> {
+        self.active.go_through_the_page_cache(&self.shared)?;
+        self.zero_ahead.stop();
+        self.last_block.clear();
+        let len = to_usize(commit.end() - commit.written_start());
+        let durable = self.shared.config.durability == Durability::Durable;
+        let written = write_all_at(&*self.active.log, &buffer[..len], commit.written_start(), durable);
+        written.map_err(Error::io("write", &self.active.segment.path(Kind::Log)))
+    }
+
+    /// Lets readers see a commit, and owes its waiters their answers.
+    fn publish(&mut self, mut commit: Commit) {
         let segment = Arc::clone(&self.active.segment);
-        done.result.map_err(Error::io("write", &segment.path(Kind::Log)))?;
-        segment.extend(commit.end(), &commit.entries);
+        let Lists { mut waiters, mut entries } = std::mem::take(&mut commit.lists);
+        segment.extend(commit.end(), &entries);
         self.shared.set_appended_end(commit.end_offset());
         if self.shared.config.durability == Durability::Durable {
             segment.set_durable(commit.end());
@@ -439,60 +573,117 @@ impl Writer {
             self.unsynced = Some((bytes + commit.bytes(), since));
         }
         self.shared.metrics.commit(commit.records(), commit.bytes());
-        if self.active.owes_first_entry() {
-            self.active.write_index(&*self.shared.disk);
+        self.pending_entries += entries.len();
+        if self.owes_first_entry && !entries.is_empty() {
+            // A log with acknowledged records never stands beside an empty index.
+            self.owes_first_entry = false;
+            self.active.index.write(&*self.shared.disk, u64::MAX);
+            self.pending_entries = segment.pending().len();
         }
-        self.typical_bytes = (self.typical_bytes * 7 + (commit.end() - commit.written_start())) / 8;
-        for waiter in commit.waiters {
+        if self.pending_entries > 0 && self.index_since.is_none() {
+            self.index_since = Some(self.clock.monotonic());
+        }
+        entries.clear();
+        self.unanswered.append(&mut waiters);
+        self.spare_lists.push(Lists { waiters, entries });
+    }
+
+    /// Answers who waits for records that were published.
+    fn answer(&mut self) {
+        for Waiter { answer, offsets } in self.unanswered.drain(..) {
             // A dropped ticket is an append that nobody waits for.
-            let _ = waiter.answer.send(Ok(waiter.offsets));
+            answer.send(Ok(offsets));
         }
-        self.active.zeroed = self.active.zeroed.max(segment.appended().next_multiple_of(BLOCK));
-        if done.buffer.len() == self.shared.buffer_bytes() {
-            self.spare.push(done.buffer);
-        }
-        Ok(())
     }
 
     // ---------------------------------------------------------------- upkeep
 
-    fn write_index(&mut self) {
-        self.active.write_index(&*self.shared.disk);
-        self.index_since = None;
+    /// Takes the ends of what was begun.
+    fn hear_upkeep(&mut self) -> Result<()> {
+        while let Some(done) = self.upkeep.take() {
+            match done {
+                Done::Sync(result) => self.finish_sync(result)?,
+                Done::SyncNames(result) => {
+                    result.map_err(Error::io("sync the directory", &self.shared.dir))?;
+                    self.under_way.names = false;
+                    while let Some(commit) = self.finished.pop_front() {
+                        self.publish(commit);
+                    }
+                }
+                Done::Index => {
+                    self.under_way.index = false;
+                    self.pending_entries = self.active.segment.pending().len();
+                    self.index_since = (self.pending_entries > 0).then(|| self.clock.monotonic());
+                }
+                Done::Extend(result) => {
+                    self.under_way.extend = false;
+                    self.active.extended(&self.shared, result)?;
+                }
+                Done::Zero(range, result) => {
+                    self.under_way.zeros = None;
+                    self.finish_zeros(&range, result);
+                }
+                Done::Prepare(result) => {
+                    self.under_way.prepare = false;
+                    self.prepared = result.inspect_err(|error| tracing::debug!(%error, "the next segment is made when it is needed")).ok();
+                    // What could not be made ahead is not tried again at once; room for it may be missing.
+                    self.may_prepare = false;
+                }
+                Done::Seal(result) => self.finish_seal(result)?,
+                Done::Panicked(message) => return Err(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message }),
+            }
+        }
+        Ok(())
     }
 
-    /// Starts writing zeros ahead of the commits, where that pays and they run out.
-    fn zero_ahead(&mut self) {
-        let pays = self.active.direct && self.active.zeroing_pays && self.typical_bytes <= ZEROING_PAYS_BELOW;
-        if !pays || self.zeroing.is_some() || self.closing.is_some() {
-            return;
+    /// Begins what is to be there before a commit needs it.
+    fn look_ahead(&mut self) -> Result<()> {
+        if self.closing.is_some() {
+            return Ok(());
         }
-        let bytes = (self.typical_bytes * ZERO_COMMITS).clamp(ZERO_LEAST, ZERO_MOST).next_multiple_of(BLOCK);
-        let end = self.end();
-        if self.active.zeroed > end + bytes / 2 {
-            return;
+        if self.pending_entries >= PENDING_ENTRIES && !self.under_way.index && !self.active.index.failed() {
+            self.begin_index()?;
         }
-        let range = self.active.to_zero(end, bytes);
-        if range.is_empty() {
-            return;
+        let limit = self.shared.config.segment_bytes;
+        if !self.under_way.extend
+            && let Some(range) = self.active.to_extend(self.end, limit)
+        {
+            let durable = self.shared.config.durability == Durability::Durable;
+            self.upkeep.begin(Job::Extend { log: Arc::clone(&self.active.log), range, durable })?;
+            self.under_way.extend = true;
         }
-        let Some(zeros) = self.zeros.take().or_else(|| Buffer::new(to_usize(ZERO_MOST)).ok()) else { return };
-        let place = Place { slot: self.slot, position: range.start, direct: true };
-        self.transfers.start(ZEROS, Action::Write { durable: false }, place, zeros, 0..to_usize(range.end - range.start));
-        self.zeroing = Some(range);
+        if self.under_way.zeros.is_none()
+            && self.active.takes_zeros()
+            && let Some(range) = self.zero_ahead.next(self.end, self.active.zeroed, self.active.allocated)
+        {
+            self.upkeep.begin(Job::Zero { log: Arc::clone(&self.active.log), direct: self.active.direct, range: range.clone() })?;
+            self.under_way.zeros = Some(range);
+        }
+        if self.may_prepare && !self.under_way.prepare && self.prepared.is_none() && self.active.wants_successor(&self.shared, self.end) {
+            let room = limit.min(self.shared.config.preallocate_bytes).next_multiple_of(BLOCK);
+            let zeros = if self.active.takes_zeros() { self.zero_ahead.of_next_segment(room) } else { 0 };
+            self.upkeep.begin(Job::Prepare { room, zeros })?;
+            self.under_way.prepare = true;
+        }
+        Ok(())
     }
 
     /// Zeros hold nothing: where they cannot be written, commits only take longer.
-    fn finish_zeros(&mut self, done: Done) {
-        let range = self.zeroing.take().expect("only zeros in flight complete");
-        self.zeros = Some(done.buffer);
-        match done.result {
-            Ok(_) => self.active.zeroed = self.active.zeroed.max(range.end),
+    fn finish_zeros(&mut self, range: &Range<u64>, result: io::Result<()>) {
+        match result {
+            Ok(()) => self.active.zeroed = self.active.zeroed.max(range.end),
             Err(error) => {
                 tracing::warn!(%error, path = %self.active.segment.path(Kind::Log).display(), "zeros could not be written ahead");
-                self.active.zeroing_pays = false;
+                self.zero_ahead.stop();
             }
         }
+    }
+
+    fn begin_index(&mut self) -> Result<()> {
+        self.under_way.index = true;
+        self.index_since = None;
+        let index = Arc::clone(&self.active.index);
+        self.upkeep.begin(Job::Index { index, up_to: self.shared.appended_end() })
     }
 
     /// Whether what the kernel has is to be synced now.
@@ -503,33 +694,43 @@ impl Writer {
             Durability::Interval { bytes: limit, time } => bytes >= limit || self.clock.monotonic() >= since + time,
             Durability::Durable | Durability::Os => false,
         };
-        self.syncing.is_none() && (asked || interval)
+        self.under_way.sync.is_none() && (asked || interval)
     }
 
     /// Has everything synced that the kernel has now. Appends go on meanwhile.
     fn begin_sync(&mut self) -> Result<()> {
-        if self.syncer.is_none() {
-            let started = Syncer::start("log sync".to_owned(), self.transfers.waker());
-            self.syncer = Some(started.map_err(Error::io("start a syncing thread for", &self.shared.dir))?);
-        }
-        if let Some(syncer) = &self.syncer {
-            syncer.begin(Arc::clone(&self.active.log));
-        }
-        self.syncing = Some(End { position: self.active.segment.appended(), offset: self.shared.appended_end() });
+        self.upkeep.begin(Job::Sync { log: Arc::clone(&self.active.log) })?;
+        self.under_way.sync = Some(self.appended());
         self.unsynced = None;
         Ok(())
     }
 
-    fn finish_sync(&mut self) -> Result<()> {
-        let Some(End { position, offset }) = self.syncing else { return Ok(()) };
-        let Some(result) = self.syncer.as_ref().and_then(Syncer::result) else { return Ok(()) };
-        let segment = &self.active.segment;
-        result.map_err(Error::io("sync", &segment.path(Kind::Log)))?;
-        self.syncing = None;
-        segment.set_durable(position);
-        self.shared.set_durable_end(offset);
-        self.shared.metrics.sync();
+    fn finish_sync(&mut self, result: io::Result<()>) -> Result<()> {
+        let end = self.under_way.sync.take().expect("only a sync that was begun ends");
+        result.map_err(Error::io("sync", &end.segment.path(Kind::Log)))?;
+        self.mark_durable(&end);
         Ok(())
+    }
+
+    fn finish_seal(&mut self, result: Result<()>) -> Result<()> {
+        let end = self.under_way.seals.pop_front().expect("only a sealing that was begun ends");
+        result?;
+        self.mark_durable(&end);
+        Ok(())
+    }
+
+    /// Everything up to there was synced. Syncs end in the order in which they were begun, so the ends only grow.
+    fn mark_durable(&self, end: &End) {
+        self.shared.metrics.sync();
+        end.segment.set_durable(end.position);
+        if self.shared.config.durability != Durability::Durable {
+            self.shared.set_durable_end(end.offset);
+        }
+    }
+
+    /// Where the log ends that the kernel has.
+    fn appended(&self) -> End {
+        End { segment: Arc::clone(&self.active.segment), position: self.active.segment.appended(), offset: self.shared.appended_end() }
     }
 
     fn everything_is_durable(&mut self) {
@@ -545,34 +746,85 @@ impl Writer {
         let durable_end = self.shared.durable_end();
         for (offset, answer) in std::mem::take(&mut self.syncs) {
             if offset <= durable_end {
-                let _ = answer.send(Ok(()));
+                answer.send(Ok(()));
             } else {
                 self.syncs.push((offset, answer));
             }
         }
     }
 
-    /// Seals the active segment and opens the next, named by the next offset. Everything before is durable then. The inner
-    /// error leaves the active segment as it was, and able to take what still fits.
+    // ---------------------------------------------------------------- from one segment to the next
+
+    /// Whether nothing stands in the way of the next segment. One that was made ahead needs only that nobody else is at the
+    /// active log.
+    fn may_roll(&self) -> bool {
+        let UnderWay { extend, zeros, prepare, names, .. } = &self.under_way;
+        if self.prepared.is_some() { !*extend && zeros.is_none() && !*prepare && !*names } else { self.upkeep.is_idle() }
+    }
+
+    /// Ends the active segment and opens the next, named by the next offset. The inner error leaves the active segment as it
+    /// was, and able to take what still fits.
     fn roll(&mut self) -> Result<Result<(), Error>> {
-        self.active.seal(&self.shared)?;
-        self.everything_is_durable();
-        let next = match Active::create(&self.shared, self.next_offset) {
+        let made = match self.prepared.take() {
+            Some(prepared) => self.roll_to(prepared)?,
+            None => {
+                self.active.seal(&self.shared)?;
+                self.everything_is_durable();
+                Active::create(&self.shared, self.next_offset)
+            }
+        };
+        let next = match made {
             Ok(next) => next,
             Err(NoSegment::Refused(error)) => return Ok(Err(error)),
             Err(NoSegment::Failed(error)) => return Err(error),
         };
-        let slot = self.transfers.attach(Arc::clone(&next.log)).map_err(Error::io("attach to the ring", &self.shared.dir))?;
-        self.transfers.detach(std::mem::replace(&mut self.slot, slot));
+        if let Some(ring) = &mut self.ring {
+            let slot = ring.transfers.attach(Arc::clone(&next.log)).map_err(Error::io("attach to the ring", &self.shared.dir))?;
+            ring.transfers.detach(std::mem::replace(&mut ring.slot, slot));
+        }
         self.shared.push_segment(Arc::clone(&next.segment));
         self.active = next;
         self.last_block.clear();
+        self.end = 0;
+        self.pending_entries = 0;
         self.index_since = None;
+        self.owes_first_entry = true;
+        self.may_prepare = true;
         self.shared.metrics.roll();
         Ok(Ok(()))
     }
 
+    /// Puts the segment that was made ahead in its place. The log before it is cut first, so that whatever a crash leaves, a
+    /// sealed one ends with its last record; the names are made durable beside the next commit, whose answers wait for that;
+    /// what is left of the sealing waits for nobody.
+    fn roll_to(&mut self, prepared: Prepared) -> Result<Result<Active, NoSegment>> {
+        self.active.cut()?;
+        let next = match prepared.take_place(&self.shared, self.next_offset) {
+            Ok(next) => next,
+            Err(reason) => {
+                self.discard_prepared();
+                return Ok(Err(reason));
+            }
+        };
+        self.upkeep.begin(Job::SyncNames)?;
+        self.under_way.names = self.shared.config.durability == Durability::Durable;
+        let Active { log, index, segment, .. } = &self.active;
+        let seal = Job::Seal { log: Arc::clone(log), index: Arc::clone(index), segment: Arc::clone(segment) };
+        self.under_way.seals.push_back(self.appended());
+        self.upkeep.begin(seal)?;
+        self.unsynced = None;
+        Ok(Ok(next))
+    }
+
+    fn discard_prepared(&mut self) {
+        self.prepared = None;
+        Prepared::discard(&*self.shared.disk, &self.shared.dir);
+    }
+
     fn close(&mut self) -> Result<()> {
+        if self.prepared.is_some() {
+            self.discard_prepared();
+        }
         self.active.seal(&self.shared)?;
         self.everything_is_durable();
         self.answer_syncs();

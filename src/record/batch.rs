@@ -102,6 +102,11 @@ impl Batch {
         self.records = 0;
     }
 
+    /// Bytes of memory that it holds, for records that are in it and those to come.
+    pub(crate) fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// Bytes of the record at byte `at` of the batch; none at its end.
     pub(crate) fn record_bytes(&self, at: usize) -> Option<usize> {
         let header = self.bytes.get(at..)?.first_chunk()?;

@@ -18,7 +18,7 @@ use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::to_usize;
 
 pub(crate) use index::{ENTRY_BYTES, IndexEntry};
-pub(crate) use name::{Kind, Name};
+pub(crate) use name::{Kind, Name, is_prepared};
 pub(crate) use scan::{Found, Scanner, Step};
 pub(crate) use tail::{Tail, copy_aside, is_copy, is_unfinished_copy};
 
@@ -142,6 +142,11 @@ fn walk(log: &dyn File, path: &Path, from: (u64, u64), offset: u64, end: u64) ->
     }
 }
 
+/// Where a file of the next segment lies before its base is known.
+pub(crate) fn prepared_path(dir: &Path, kind: Kind) -> PathBuf {
+    dir.join(name::prepared_name(kind))
+}
+
 /// Removes the files of a segment that came to nothing, durably. The log goes last: without it the others are nothing.
 pub(crate) fn remove(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<()> {
     for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
@@ -164,7 +169,9 @@ pub(crate) fn has_any(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
 
 /// Whether all that the directory holds are segments' files and torn tails.
 pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
-    let is_ours = |entry: &Entry| entry.kind == EntryKind::File && (Name::parse(&entry.name).is_some() || tail::is_copy(&entry.name));
+    let is_ours = |entry: &Entry| {
+        entry.kind == EntryKind::File && (Name::parse(&entry.name).is_some() || tail::is_copy(&entry.name) || is_prepared(&entry.name))
+    };
     Ok(disk.list(dir)?.iter().all(is_ours))
 }
 

@@ -45,6 +45,16 @@ impl fmt::Display for Name {
     }
 }
 
+/// The name of a file of the next segment before its base is known.
+pub(crate) fn prepared_name(kind: Kind) -> String {
+    format!("prepared.{}", kind.extension())
+}
+
+/// Whether a file is called as one of those.
+pub(crate) fn is_prepared(name: &OsStr) -> bool {
+    [Kind::Log, Kind::Index, Kind::TimeIndex].into_iter().any(|kind| name == OsStr::new(&prepared_name(kind)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +82,7 @@ mod tests {
             "00000000000000000000.logs",
             "00000000000000000000",
             "0000000000000000000x.log",
+            "prepared.log",
         ] {
             assert_eq!(Name::parse(OsStr::new(wrong)), None, "{wrong:?}");
         }

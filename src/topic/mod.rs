@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::clock::Clock;
-use crate::config::{MAX_PARTITIONS, TopicConfig};
+use crate::config::{MAX_PARTITIONS, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock};
 use crate::partition::{Partition, PartitionReport, Placement};
@@ -47,6 +47,7 @@ pub(crate) struct Surroundings {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) lock: Arc<dyn Lock>,
     pub(crate) cores: Cores,
+    pub(crate) wait: WaitStrategy,
 }
 
 /// The CPUs that writers are pinned to, in turn.
@@ -112,7 +113,7 @@ impl Topic {
         let mut reports = Vec::new();
         for number in numbers {
             let lock = Arc::clone(&around.lock);
-            let placement = Placement { topic: name.to_owned(), number, core: around.cores.next(), lock };
+            let placement = Placement { topic: name.to_owned(), number, core: around.cores.next(), wait: around.wait, lock };
             let dir = dir.join(number.to_string());
             let (partition, report) =
                 Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), placement)?;

@@ -13,12 +13,16 @@ fn log_writes(ops: &[OpRecord]) -> impl Iterator<Item = &OpRecord> {
 
 #[test]
 fn zeros_are_written_ahead_of_commits_of_every_size_and_never_over_them() {
-    for value_bytes in [0, 1, 100, 1000, 4068, 5000, 33_333] {
+    for (value_bytes, pays) in [(0, true), (1, true), (100, true), (1000, true), (4068, true), (5000, true), (25_000, true), (100_000, false)] {
         let config = TopicConfig { segment_bytes: 8 << 20, preallocate_bytes: 1 << 20, ..TopicConfig::default() };
         let (sim, broker, partition) = sim::create(seed(), &config);
         for _ in 0..100 {
-            partition.append(Batch::of(None, &vec![7; value_bytes]).unwrap()).unwrap().wait().unwrap();
+            partition.append(Batch::of(None, &vec![7; value_bytes as usize]).unwrap()).unwrap().wait().unwrap();
         }
+        let written_end = partition.next_offset() * (value_bytes + 28);
+        drop(partition);
+        // Closing waits for what is written beside the commits.
+        broker.close().unwrap();
         let ops = sim.ops();
         let (mut records_end, mut zeros) = (0, 0);
         for write in log_writes(&ops) {
@@ -30,9 +34,8 @@ fn zeros_are_written_ahead_of_commits_of_every_size_and_never_over_them() {
                 zeros += write.len;
             }
         }
-        assert!(zeros > 0, "nothing was written ahead of records of {value_bytes} bytes");
-        drop(partition);
-        broker.close().unwrap();
+        assert_eq!(zeros > 0, pays, "{zeros} zeros ahead of records of {value_bytes} bytes");
+        assert!(records_end >= written_end);
         sim::assert_closed(&sim, 1);
     }
 }

@@ -351,6 +351,8 @@ fn settings_stay_with_the_topic() {
             durability: Durability::Interval { bytes: 777, time: std::time::Duration::from_micros(1_234_567) },
             linger_us: 11,
             commit_bytes: 5000,
+            commit_records: 77,
+            tail_bytes: 123_456,
             max_batch_bytes: 4321,
             queue_bytes: 99_999,
             queue_batches: 17,

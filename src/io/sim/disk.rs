@@ -88,6 +88,10 @@ impl Disk for SimDisk {
         self.perform(&Call::new(OpKind::Ring, Path::new("")), |_, _| Ok(Box::new(BlockingRing::new(config)?) as Box<dyn Ring>))
     }
 
+    fn rings_overlap(&self) -> bool {
+        false
+    }
+
     fn backend(&self) -> &'static str {
         "sim"
     }

@@ -1,0 +1,136 @@
+//! The two index files of the segment that takes the writes.
+//!
+//! They hold nothing that the log does not, so nothing waits for them and a failure is told, not acted on: entries wait in
+//! memory, where look-ups find them, until they are written in large pieces by the upkeep thread. The writer itself writes the
+//! first entry of a segment, and what is left when nobody else is at them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::io::transfer::write_all_at;
+use crate::io::{Create, Disk, File, Open};
+use crate::record::to_u64;
+use crate::segment::{ENTRY_BYTES, IndexEntry, Kind, Segment};
+
+/// The index and the time index of one segment. One thread at a time writes them; the lock says which.
+#[derive(Debug)]
+pub(super) struct IndexFiles {
+    segment: Arc<Segment>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The index and the time index, once they are needed.
+    files: Option<[Arc<dyn File>; 2]>,
+    /// Bytes in either file.
+    end: u64,
+    /// Whether entries could not be written, and that was told.
+    failed: bool,
+}
+
+impl IndexFiles {
+    /// Files that hold `entries` entries, opened when they are needed.
+    pub(super) fn new(segment: Arc<Segment>, entries: u64) -> Self {
+        Self { segment, state: Mutex::new(State { files: None, end: entries * ENTRY_BYTES, failed: false }) }
+    }
+
+    /// Empty files that are open.
+    pub(super) fn opened(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>) -> Self {
+        Self { segment, state: Mutex::new(State { files, end: 0, failed: false }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // `end` moves only after both files were written: right at every moment that a panic could leave it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the files, and empties them if none of their entries is this segment's.
+    pub(super) fn open(&self, disk: &dyn Disk) -> Result<()> {
+        self.state().open(&self.segment, disk).map(|_| ())
+    }
+
+    /// Whether the files hold entries, so that a log with acknowledged records does not stand beside an empty index.
+    pub(super) fn has_entries(&self) -> bool {
+        self.state().end > 0
+    }
+
+    /// Writes the entries that wait, of records below `up_to`. Not synced: the log holds all that they say.
+    ///
+    /// A failure costs look-ups their speed, never a record: the entries stay in memory until the next attempt.
+    pub(super) fn write(&self, disk: &dyn Disk, up_to: u64) {
+        let mut state = self.state();
+        let entries = {
+            let pending = self.segment.pending();
+            pending[..pending.partition_point(|entry| entry.offset < up_to)].to_vec()
+        };
+        if entries.is_empty() {
+            return;
+        }
+        if let Err(error) = state.write(&self.segment, disk, &entries) {
+            if !state.failed {
+                tracing::warn!(%error, "index entries could not be written; they wait in memory");
+            }
+            state.failed = true;
+            return;
+        }
+        state.failed = false;
+        state.end += to_u64(entries.len()) * ENTRY_BYTES;
+        // Only now: until then a look-up must find them in memory.
+        self.segment.pending().drain(..entries.len());
+    }
+
+    /// Whether the last attempt to write failed.
+    pub(super) fn failed(&self) -> bool {
+        self.state().failed
+    }
+
+    /// Makes what was written durable, and tells how many entries that is; none if it could not be.
+    pub(super) fn sync(&self, disk: &dyn Disk) -> Option<u64> {
+        let mut state = self.state();
+        let path = self.segment.path(Kind::Index);
+        let synced = state.open(&self.segment, disk).and_then(|files| {
+            files.iter().try_for_each(|file| file.sync()).map_err(Error::io("sync", &path))
+        });
+        match synced {
+            Ok(()) => Some(state.end / ENTRY_BYTES),
+            Err(error) => {
+                tracing::warn!(%error, "an index could not be synced");
+                None
+            }
+        }
+    }
+
+    /// Ends the files with the last entry that both hold, durably: opening looks only at the ends of sealed ones.
+    pub(super) fn seal(&self) {
+        let state = self.state();
+        for file in state.files.iter().flatten() {
+            if let Err(error) = file.set_len(state.end).and_then(|()| file.sync()) {
+                tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; the next opening looks at it");
+            }
+        }
+    }
+}
+
+impl State {
+    fn open(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<&[Arc<dyn File>; 2]> {
+        if self.files.is_none() {
+            let create = if self.end == 0 { Create::Empty } else { Create::Never };
+            let open = |kind| {
+                let path = segment.path(kind);
+                disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
+            };
+            self.files = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
+        }
+        Ok(self.files.as_ref().expect("opened above"))
+    }
+
+    fn write(&mut self, segment: &Segment, disk: &dyn Disk, entries: &[IndexEntry]) -> Result<()> {
+        let end = self.end;
+        for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.open(segment, disk)?) {
+            let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
+            write_all_at(&**file, &bytes, end, false).map_err(Error::io("write", &segment.path(kind)))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,261 @@
+//! The most recent commits, readable from the memory that they were written from: a consumer at the end of the log costs
+//! no read of the disk.
+//!
+//! The writer carves each commit's buffer out of [`Memory`], of which the kernel knows every page already; when the commit is
+//! on the device, its buffer joins [`Recent`], and leaves it, oldest first, when the writer needs the room. Readers copy out
+//! of it; a buffer that one of them holds just then is passed over, so neither ever waits for the other.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::io::Buffer;
+use crate::record::{to_u64, to_usize};
+
+/// Commits in memory, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    commits: Mutex<VecDeque<Written>>,
+}
+
+/// A commit whose write ended: its records lie in bytes `start..end` of the log of the segment `base`.
+#[derive(Debug, Clone)]
+struct Written {
+    base: u64,
+    start: u64,
+    end: u64,
+    /// Its first byte is byte `at` of the log.
+    buffer: Arc<Buffer>,
+    at: u64,
+}
+
+impl Recent {
+    fn commits(&self) -> MutexGuard<'_, VecDeque<Written>> {
+        // Entries are added and removed whole.
+        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies bytes of the segment `base` from `position` on, and tells how many: all of `into`, or as far as they are
+    /// here without a gap; 0 if the first is not.
+    pub(super) fn read(&self, base: u64, position: u64, into: &mut [u8]) -> usize {
+        let mut copied = 0;
+        while copied < into.len() {
+            let wanted = position + to_u64(copied);
+            let found = {
+                let commits = self.commits();
+                let index = commits.partition_point(|commit| (commit.base, commit.end) <= (base, wanted));
+                commits.get(index).filter(|commit| commit.base == base && commit.start <= wanted).cloned()
+            };
+            // Copied without the lock: the writer publishes meanwhile.
+            let Some(Written { end, buffer, at, .. }) = found else { break };
+            let len = to_usize(end - wanted).min(into.len() - copied);
+            let from = to_usize(wanted - at);
+            into[copied..copied + len].copy_from_slice(&buffer[from..from + len]);
+            copied += len;
+        }
+        copied
+    }
+}
+
+/// The writer's memory: a few regions, carved into commits and put together again.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// What no commit uses, no two of them neighbours.
+    free: Vec<Buffer>,
+    /// Left [`Recent`], but a reader was just copying.
+    lent: Vec<Arc<Buffer>>,
+    /// Nothing of the regions' memory: tells buffers that were cut from it from others.
+    relative: Option<Buffer>,
+    /// Bytes of each region when it is whole.
+    region_bytes: usize,
+    /// Whether commits stay readable.
+    keeps: bool,
+}
+
+impl Memory {
+    /// Carves from `regions`, all of one length. With two or fewer, which the commits need themselves, none is kept for readers.
+    pub(super) fn new(mut regions: Vec<Buffer>) -> Self {
+        let region_bytes = regions.iter().map(|region| region.len()).max().unwrap_or(0);
+        let relative = regions.last_mut().map(|region| region.split_off(region.len()));
+        Self { keeps: regions.len() > 2, region_bytes, relative, free: regions, lent: Vec::new() }
+    }
+
+    /// A buffer of at least `needed` bytes, better `wanted`; what is not used of it comes back by [`Self::give_back`].
+    ///
+    /// # Errors
+    /// What the system says to a record that is larger than the regions, and gets memory of its own.
+    pub(super) fn take(&mut self, recent: &Recent, needed: usize, wanted: usize) -> io::Result<Buffer> {
+        let wanted = wanted.clamp(needed, self.region_bytes.max(needed));
+        while needed <= self.region_bytes {
+            if let Some(index) = self.free.iter().position(|region| region.len() >= wanted) {
+                return Ok(self.free.swap_remove(index));
+            }
+            let Some(oldest) = recent.commits().pop_front() else { break };
+            self.lent.push(oldest.buffer);
+            self.reclaim();
+        }
+        let largest = (0..self.free.len()).max_by_key(|&index| self.free[index].len());
+        match largest.filter(|&index| self.free[index].len() >= needed) {
+            Some(index) => Ok(self.free.swap_remove(index)),
+            None => Buffer::new(wanted.max(needed)),
+        }
+    }
+
+    fn is_ours(&self, buffer: &Buffer) -> bool {
+        self.relative.as_ref().is_some_and(|relative| relative.is_relative_of(buffer))
+    }
+
+    /// Takes a buffer, or a piece of one, that no commit needs.
+    pub(super) fn give_back(&mut self, mut buffer: Buffer) {
+        if buffer.is_empty() || !self.is_ours(&buffer) {
+            return;
+        }
+        // It has at most two neighbours.
+        let mut index = 0;
+        while index < self.free.len() {
+            let region = self.free.swap_remove(index);
+            match join(buffer, region) {
+                Ok(joined) => {
+                    buffer = joined;
+                    index = 0;
+                }
+                Err((unjoined, region)) => {
+                    buffer = unjoined;
+                    let last = self.free.len();
+                    self.free.push(region);
+                    self.free.swap(index, last);
+                    index += 1;
+                }
+            }
+        }
+        self.free.push(buffer);
+    }
+
+    /// Makes a commit readable, whose records lie in bytes `start..end` of the log of the segment `base`, and whose buffer
+    /// begins at byte `at`.
+    pub(super) fn keep(&mut self, recent: &Recent, base: u64, (at, start, end): (u64, u64, u64), buffer: Buffer) {
+        if self.keeps && self.is_ours(&buffer) {
+            recent.commits().push_back(Written { base, start, end, buffer: Arc::new(buffer), at });
+        } else {
+            self.give_back(buffer);
+        }
+    }
+
+    /// Takes back what readers have let go of.
+    fn reclaim(&mut self) {
+        for buffer in std::mem::take(&mut self.lent) {
+            match Arc::try_unwrap(buffer) {
+                Ok(buffer) => self.give_back(buffer),
+                Err(shared) => self.lent.push(shared),
+            }
+        }
+    }
+}
+
+/// The two as one, if they are neighbours in either order.
+fn join(mut a: Buffer, mut b: Buffer) -> Result<Buffer, (Buffer, Buffer)> {
+    match a.join(b) {
+        Ok(()) => return Ok(a),
+        Err(back) => b = back,
+    }
+    match b.join(a) {
+        Ok(()) => Ok(b),
+        Err(a) => Err((a, b)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REGION: usize = 64 << 10;
+
+    fn memory(regions: usize) -> Memory {
+        Memory::new(Buffer::several(regions, REGION).unwrap())
+    }
+
+    fn free(memory: &Memory) -> usize {
+        memory.free.iter().map(|region| region.len()).sum()
+    }
+
+    /// Commits the bytes `start..end` of an endless pattern, with the block that they begin in.
+    fn commit(memory: &mut Memory, recent: &Recent, base: u64, start: u64, end: u64) {
+        let at = start - start % 4096;
+        let len = to_usize((end - at).next_multiple_of(4096));
+        let mut buffer = memory.take(recent, len, len).unwrap();
+        let rest = buffer.split_off(len);
+        memory.give_back(rest);
+        for (index, byte) in buffer.iter_mut().enumerate() {
+            *byte = pattern(at + to_u64(index));
+        }
+        memory.keep(recent, base, (at, start, end), buffer);
+    }
+
+    fn pattern(position: u64) -> u8 {
+        (position % 251).to_le_bytes()[0]
+    }
+
+    #[test]
+    fn the_newest_bytes_are_there_and_are_right() {
+        let (mut memory, recent) = (memory(4), Recent::default());
+        let mut end = 0;
+        for size in (0..4000_u64).map(|number| 1 + number * 7919 % 9000) {
+            commit(&mut memory, &recent, 5, end, end + size);
+            end += size;
+            let mut into = vec![0; to_usize(size)];
+            assert_eq!(recent.read(5, end - size, &mut into), into.len());
+            assert!(into.iter().zip(end - size..).all(|(&byte, position)| byte == pattern(position)));
+        }
+        let oldest = recent.commits().front().unwrap().start;
+        assert!(end - oldest > to_u64(REGION), "{} bytes are kept", end - oldest);
+        let mut all = vec![0; to_usize(end - oldest)];
+        assert_eq!(recent.read(5, oldest, &mut all), all.len());
+        assert!(all.iter().zip(oldest..).all(|(&byte, position)| byte == pattern(position)));
+        assert_eq!((recent.read(5, end, &mut [0]), recent.read(5, oldest - 1, &mut [0]), recent.read(4, oldest, &mut [0])), (0, 0, 0));
+        assert_eq!(recent.read(5, end - 10, &mut [0; 20]), 10);
+        // Nothing was lost on the way: all memory comes together again.
+        while let Some(oldest) = recent.commits().pop_front() {
+            memory.lent.push(oldest.buffer);
+        }
+        memory.reclaim();
+        assert_eq!(free(&memory), 4 * REGION);
+    }
+
+    #[test]
+    fn segments_do_not_answer_for_each_other() {
+        let (mut memory, recent) = (memory(3), Recent::default());
+        commit(&mut memory, &recent, 0, 0, 100);
+        commit(&mut memory, &recent, 0, 100, 200);
+        commit(&mut memory, &recent, 7, 0, 50);
+        let mut into = [0; 300];
+        assert_eq!((recent.read(0, 150, &mut into), recent.read(7, 0, &mut into), recent.read(7, 60, &mut into)), (50, 50, 0));
+    }
+
+    #[test]
+    fn a_reader_that_holds_a_buffer_stops_nobody() {
+        let (mut memory, recent) = (memory(3), Recent::default());
+        commit(&mut memory, &recent, 0, 0, 60_000);
+        let held = recent.commits().front().unwrap().clone();
+        for number in 1..100_u64 {
+            commit(&mut memory, &recent, 0, number * 61_440, number * 61_440 + 60_000);
+            assert!(held.buffer.iter().zip(0..60_000).all(|(&byte, position)| byte == pattern(position)), "overwritten under a reader");
+        }
+        drop(held);
+        memory.reclaim();
+        assert!(memory.lent.is_empty());
+    }
+
+    #[test]
+    fn what_is_larger_than_the_regions_gets_memory_of_its_own_and_is_not_kept() {
+        let (mut memory, recent) = (memory(3), Recent::default());
+        commit(&mut memory, &recent, 0, 0, 1 << 20);
+        assert_eq!((recent.read(0, 0, &mut [0]), free(&memory)), (0, 3 * REGION));
+    }
+
+    #[test]
+    fn with_two_regions_nothing_is_kept() {
+        let (mut memory, recent) = (memory(2), Recent::default());
+        commit(&mut memory, &recent, 0, 0, 100);
+        assert_eq!((recent.read(0, 0, &mut [0]), free(&memory)), (0, 2 * REGION));
+    }
+}

@@ -1,0 +1,235 @@
+//! What a partition's writer does not wait for: syncs, index entries, room and zeros ahead, the next segment, checkpoints.
+//!
+//! Jobs are done in the order in which they were begun, on a thread of the partition's own that starts with the first of
+//! them: a partition that takes no appends has none. Each job is a plain function over the seam to the operating system, and
+//! its result is taken by the writer, whose wait it ends. The state that the writer decides by stays with the writer.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::{Shared, panic_message};
+use super::active::{self, Prepared};
+use super::index_files::IndexFiles;
+use super::queue::Bell;
+use crate::error::{Error, Result};
+use crate::io::{Buffer, File};
+use crate::io::transfer::{write_all_at, write_blocks_at};
+use crate::record::{to_u64, to_usize};
+use crate::segment::{Kind, Segment};
+
+/// Jobs begun and not taken back at most.
+const MOST: usize = 16;
+
+/// Bytes of zeros in one write ahead in the active segment, at most: it changes the file's map once, whatever its size.
+const ZERO_PIECE: u64 = 4 << 20;
+
+/// The same in the next segment, whose map no append waits for: small, so that no append waits long for the device.
+const NEXT_PIECE: u64 = 256 << 10;
+
+/// Something to do beside the commits.
+pub(super) enum Job {
+    /// What the kernel has of the log is put on the device.
+    Sync { log: Arc<dyn File> },
+    /// The names in the directory are made durable.
+    SyncNames,
+    /// Index entries of records below `up_to` are written.
+    Index { index: Arc<IndexFiles>, up_to: u64 },
+    /// Room is made behind the log's end, as far as byte `range.end`.
+    Extend { log: Arc<dyn File>, range: Range<u64>, durable: bool },
+    /// Zeros are written ahead of the records.
+    Zero { log: Arc<dyn File>, direct: bool, range: Range<u64> },
+    /// The next segment is made, under a name of its own, with room and zeros.
+    Prepare { room: u64, zeros: u64 },
+    /// A segment that takes no more records is ended: what a crash must find is synced.
+    Seal { log: Arc<dyn File>, index: Arc<IndexFiles>, segment: Arc<Segment> },
+}
+
+/// How a job ended.
+pub(super) enum Done {
+    Sync(io::Result<()>),
+    SyncNames(io::Result<()>),
+    Index,
+    /// The log's length now; whether it was a sync that failed, which says more than that there is no room.
+    Extend(Result<u64, Unextended>),
+    Zero(Range<u64>, io::Result<()>),
+    Prepare(Result<Prepared>),
+    Seal(Result<()>),
+    /// By a bug.
+    Panicked(String),
+}
+
+/// Why a log has no more room than before.
+#[derive(Debug)]
+pub(super) enum Unextended {
+    /// None is to be had.
+    Refused(io::Error),
+    /// What the device holds is not known.
+    Failed(io::Error),
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sync { .. } => "Sync",
+            Self::SyncNames => "SyncNames",
+            Self::Index { .. } => "Index",
+            Self::Extend { .. } => "Extend",
+            Self::Zero { .. } => "Zero",
+            Self::Prepare { .. } => "Prepare",
+            Self::Seal { .. } => "Seal",
+        })
+    }
+}
+
+impl Job {
+    fn run(self, shared: &Shared, zeros: &mut Zeros) -> Done {
+        match self {
+            Self::Sync { log } => Done::Sync(log.sync()),
+            Self::SyncNames => Done::SyncNames(shared.disk.sync_dir(&shared.dir)),
+            Self::Index { index, up_to } => {
+                index.write(&*shared.disk, up_to);
+                Done::Index
+            }
+            Self::Extend { log, range, durable } => Done::Extend(active::extend(&*log, range, durable)),
+            Self::Zero { log, direct, range } => {
+                let result = zeros.write(&*log, direct, &range, ZERO_PIECE);
+                Done::Zero(range, result)
+            }
+            Self::Prepare { room, zeros: wanted } => {
+                let prepared = Prepared::make(shared, room).map(|mut prepared| {
+                    match zeros.write(&*prepared.log, prepared.direct, &(0..wanted.min(prepared.allocated)), NEXT_PIECE) {
+                        Ok(()) => prepared.zeroed = wanted.min(prepared.allocated),
+                        Err(error) => tracing::debug!(%error, "zeros could not be written into the next segment"),
+                    }
+                    prepared
+                });
+                // The file's map is durable before the first append relies on it, and waits for nobody then.
+                Done::Prepare(prepared.and_then(|prepared| prepared.sync(shared).map(|()| prepared)))
+            }
+            Self::Seal { log, index, segment } => {
+                index.write(&*shared.disk, u64::MAX);
+                let synced = log.sync().map_err(Error::io("sync", &segment.path(Kind::Log)));
+                index.seal();
+                Done::Seal(synced)
+            }
+        }
+    }
+}
+
+/// Memory full of zeros, once some are needed.
+#[derive(Debug, Default)]
+struct Zeros(Option<Buffer>);
+
+impl Zeros {
+    fn write(&mut self, log: &dyn File, direct: bool, range: &Range<u64>, piece: u64) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let zeros = match &self.0 {
+            Some(zeros) => zeros,
+            None => self.0.insert(Buffer::new(to_usize(ZERO_PIECE))?),
+        };
+        let mut at = range.start;
+        while at < range.end {
+            let bytes = &zeros[..to_usize((range.end - at).min(piece))];
+            if direct { write_blocks_at(log, bytes, at, false)? } else { write_all_at(log, bytes, at, false)? }
+            at += to_u64(bytes.len());
+        }
+        Ok(())
+    }
+}
+
+/// The thread, and what it was asked for.
+#[derive(Debug)]
+pub(super) struct Upkeep {
+    shared: Arc<Shared>,
+    bell: Arc<Bell>,
+    /// Begun and not taken back.
+    under_way: usize,
+    thread: Option<Thread>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    /// Dropped to end the thread.
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Done>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Upkeep {
+    pub(super) fn new(shared: Arc<Shared>, bell: Arc<Bell>) -> Self {
+        Self { shared, bell, under_way: 0, thread: None }
+    }
+
+    /// Begins a job. Its end rings the bell.
+    ///
+    /// # Errors
+    /// The system grants no thread.
+    pub(super) fn begin(&mut self, job: Job) -> Result<()> {
+        assert!(self.under_way < MOST, "the writer begins a job of each kind at most");
+        let thread = match &self.thread {
+            Some(thread) => thread,
+            None => {
+                let started = Thread::start(Arc::clone(&self.shared), Arc::clone(&self.bell));
+                self.thread.insert(started.map_err(Error::io("start an upkeep thread for", &self.shared.dir))?)
+            }
+        };
+        self.under_way += 1;
+        let begun = thread.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        assert!(begun, "the thread takes jobs until it is dropped");
+        Ok(())
+    }
+
+    /// The end of the job that was begun first, if it has ended.
+    pub(super) fn take(&mut self) -> Option<Done> {
+        let done = self.thread.as_ref()?.done.try_recv().ok()?;
+        self.under_way -= 1;
+        Some(done)
+    }
+
+    /// Whether a job ended.
+    pub(super) fn has_news(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.done.is_empty())
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way == 0
+    }
+}
+
+impl Thread {
+    fn start(shared: Arc<Shared>, bell: Arc<Bell>) -> io::Result<Self> {
+        let (jobs, to_do) = crossbeam_channel::bounded::<Job>(MOST);
+        let (done, results) = crossbeam_channel::bounded(MOST);
+        let work = move || {
+            let mut zeros = Zeros::default();
+            for job in to_do {
+                // A panic is an end like any other, so that the writer never waits for what does not come.
+                let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&shared, &mut zeros)));
+                if done.send(ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)))).is_err() {
+                    return;
+                }
+                bell.ring();
+            }
+        };
+        let thread = thread::Builder::new().name("log upkeep".to_owned()).spawn(work)?;
+        Ok(Self { jobs: Some(jobs), done: results, thread: Some(thread) })
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
