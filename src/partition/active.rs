@@ -278,17 +278,7 @@ impl Prepared {
     pub(super) fn take_place(self, shared: &Shared, base: u64) -> Result<Active, NoSegment> {
         let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
         let rename = |kind| shared.disk.rename(&segment::prepared_path(&shared.dir, kind), &segment.path(kind));
-        let mut indexes = self.indexes;
-        // The log last: with it there is a segment, and its index files are there before.
-        for kind in [Kind::Index, Kind::TimeIndex] {
-            match rename(kind) {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!(%error, path = %segment.path(kind).display(), "a segment begins without index files; they are made when it is possible");
-                    indexes = None;
-                }
-            }
-        }
+        // The log first: without index files it is a segment all the same, which opening completes; they alone would be nothing.
         if let Err(error) = rename(Kind::Log) {
             let path = segment.path(Kind::Log);
             return Err(if error.kind() == io::ErrorKind::AlreadyExists {
@@ -296,6 +286,13 @@ impl Prepared {
             } else {
                 NoSegment::Refused(full_or_io(error, "create", &path, 0))
             });
+        }
+        let mut indexes = self.indexes;
+        for kind in [Kind::Index, Kind::TimeIndex] {
+            if let Err(error) = rename(kind) {
+                tracing::warn!(%error, path = %segment.path(kind).display(), "a segment begins without index files; they are made when it is possible");
+                indexes = None;
+            }
         }
         let index = IndexFiles::opened(Arc::clone(&segment), indexes);
         let mut active = Active::new(shared, segment, self.log, self.direct, index);

@@ -638,7 +638,7 @@ impl Writer {
 
     /// Begins what is to be there before a commit needs it.
     fn look_ahead(&mut self) -> Result<()> {
-        if self.closing.is_some() {
+        if self.closing.is_some() || !self.zero_ahead.has_begun() {
             return Ok(());
         }
         if self.pending_entries >= PENDING_ENTRIES && !self.under_way.index && !self.active.index.failed() {

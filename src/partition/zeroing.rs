@@ -43,8 +43,13 @@ impl ZeroAhead {
         self.off = true;
     }
 
+    /// Whether anything was written since the partition was opened: one that is only read needs nothing ahead.
+    pub(super) fn has_begun(&self) -> bool {
+        self.written > 0
+    }
+
     pub(super) fn pays(&self) -> bool {
-        !self.off && self.written > 0 && self.typical <= PAYS_BELOW
+        !self.off && self.has_begun() && self.typical <= PAYS_BELOW
     }
 
     /// Bytes to keep ahead.

@@ -33,6 +33,7 @@ mod property;
 mod reading;
 mod recovery;
 mod review;
+mod rolls;
 mod space;
 mod time;
 mod topics;
