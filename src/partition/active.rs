@@ -39,6 +39,8 @@ pub(super) struct Active {
     pub(super) zeroed: u64,
     /// Whether index entries could not be written, and that was told.
     index_failed: bool,
+    /// Whether an index file could not be sealed: what it holds durably is not known.
+    unsealed: bool,
     /// Whether zeros ahead pay: not where space is allocated on writing anyway.
     pub(super) zeroing_pays: bool,
 }
@@ -95,7 +97,19 @@ impl Active {
     fn new(shared: &Shared, segment: Arc<Segment>, log: Arc<dyn File>, direct: bool, index_end: u64) -> Self {
         let end = segment.appended();
         let ahead = shared.config.preallocate_bytes;
-        Self { segment, log, direct, indexes: None, index_end, index_failed: false, allocated: end, ahead, zeroed: end, zeroing_pays: true }
+        Self {
+            segment,
+            log,
+            direct,
+            indexes: None,
+            index_end,
+            index_failed: false,
+            unsealed: false,
+            allocated: end,
+            ahead,
+            zeroed: end,
+            zeroing_pays: true,
+        }
     }
 
     /// Opens the index files, and empties them if none of their entries is this segment's.
@@ -235,12 +249,18 @@ impl Active {
     }
 
     /// Ends the index files with the last entry that both hold, durably: opening looks only at the ends of sealed ones.
-    fn seal_indexes(&self) {
+    fn seal_indexes(&mut self) {
         for file in self.indexes.iter().flatten() {
             if let Err(error) = file.set_len(self.index_end).and_then(|()| file.sync()) {
                 tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; the next opening looks at it");
+                self.unsealed = true;
             }
         }
+    }
+
+    /// How many entries both index files hold durably after [`Self::seal`]; 0 if that is not known, or not all could be written.
+    pub(super) fn sealed_entries(&self) -> u64 {
+        if self.unsealed || !self.segment.pending().is_empty() { 0 } else { self.index_end / ENTRY_BYTES }
     }
 }
 

@@ -4,12 +4,15 @@
 //! moves and which only grow. `durable_end` never passes `appended_end`.
 
 mod active;
+mod checkpoint;
 mod commit;
+mod mend;
 mod open;
 mod queue;
 mod reader;
 mod syncer;
 mod ticket;
+mod walk;
 mod writer;
 
 use std::panic::{self, AssertUnwindSafe};
@@ -19,7 +22,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use crate::clock::Clock;
-use crate::config::TopicConfig;
+use crate::config::{Opening, TopicConfig};
 use crate::error::{Error, Result};
 use crate::io::transfer::Transfers;
 use crate::io::{BLOCK, BlockingRing, Disk, Lock, Ring, RingConfig, Waker};
@@ -28,9 +31,11 @@ use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
+use checkpoint::{Checkpoint, Checkpoints};
 use queue::{Message, Queue, Refused};
 use writer::Writer;
 
+pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
 pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};
 pub use ticket::{Ticket, TryAppendError};
@@ -127,6 +132,8 @@ struct Appender {
     active: Active,
     next_offset: u64,
     last_timestamp: u64,
+    /// How far the log is durable, for the next opening.
+    checkpoints: Checkpoints,
 }
 
 /// What a partition needs to know of where it is.
@@ -164,11 +171,12 @@ impl Partition {
         clock: Arc<dyn Clock>,
         dir: &Path,
         config: TopicConfig,
+        opening: Opening,
         placement: Placement,
     ) -> Result<(Self, PartitionReport)> {
         let dir: Arc<Path> = Arc::from(dir);
-        let recovered = open::recover(&*disk, &dir, &config, &placement.topic, placement.number)?;
-        let open::Recovered { segments, indexed, next_offset, last_timestamp, mut report } = recovered;
+        let recovered = open::recover(&disk, &dir, &config, opening, &placement.topic, placement.number)?;
+        let open::Recovered { segments, indexed, next_offset, last_timestamp, mut checkpoints, mut report } = recovered;
         let shared = Arc::new(Shared {
             dir,
             config,
@@ -186,10 +194,16 @@ impl Partition {
                 let active = Active::create(&shared, next_offset)?;
                 shared.push_segment(Arc::clone(&active.segment));
                 report.segments = 1;
+                if checkpoints.newest().is_some() {
+                    // It speaks of files that are gone; of these it would tell lies.
+                    let anew = Checkpoint { base: next_offset, position: 0, next_offset, last_timestamp, entries: 0, clean: false };
+                    let replaced = checkpoints.replace(&anew);
+                    checkpoints.tell(replaced);
+                }
                 active
             }
         };
-        let start = Appender { active, next_offset, last_timestamp };
+        let start = Appender { active, next_offset, last_timestamp, checkpoints };
         let Placement { topic, number, core, lock } = placement;
         let (queue, writer) = start_writer(&shared, clock, start, format!("{topic}/{number}"), core)?;
         let inner = Inner { shared, number, queue, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::active::{Active, NoSegment};
+use super::checkpoint::{Checkpoint, Checkpoints};
 use super::commit::{Commit, Waiter};
 use super::queue::{Hearing, Inbox, Message};
 use super::syncer::Syncer;
@@ -106,6 +107,7 @@ pub(super) struct Writer {
     last_block: Vec<u8>,
     next_offset: u64,
     last_timestamp: u64,
+    checkpoints: Checkpoints,
     spare: Vec<Buffer>,
     zeros: Option<Buffer>,
     /// The zeros that are being written.
@@ -125,7 +127,7 @@ pub(super) struct Writer {
 impl Writer {
     /// A writer that goes on behind what recovery found.
     pub(super) fn new(shared: Arc<Shared>, clock: Arc<dyn Clock>, inbox: Inbox, mut transfers: Transfers, start: Appender) -> Result<Self> {
-        let Appender { active, next_offset, last_timestamp } = start;
+        let Appender { active, next_offset, last_timestamp, checkpoints } = start;
         let slot = transfers.attach(Arc::clone(&active.log)).map_err(Error::io("attach to the ring", &shared.dir))?;
         let last_block = active.last_block(&*shared.disk)?;
         let spare = transfers.take_buffers();
@@ -143,6 +145,7 @@ impl Writer {
             last_block,
             next_offset,
             last_timestamp,
+            checkpoints,
             spare,
             zeros: None,
             zeroing: None,
@@ -576,6 +579,15 @@ impl Writer {
         self.active.seal(&self.shared)?;
         self.everything_is_durable();
         self.answer_syncs();
+        let written = self.checkpoints.write(&Checkpoint {
+            base: self.active.segment.base(),
+            position: self.active.segment.durable(),
+            next_offset: self.next_offset,
+            last_timestamp: self.last_timestamp,
+            entries: self.active.sealed_entries(),
+            clean: true,
+        });
+        self.checkpoints.tell(written);
         Ok(())
     }
 }

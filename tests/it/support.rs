@@ -47,7 +47,7 @@ pub fn segments_of(segment_bytes: u64) -> TopicConfig {
 
 /// A broker's settings, with those that topics without stored ones get.
 pub fn config(backend: Backend, fallback: TopicConfig) -> BrokerConfig {
-    BrokerConfig { backend, pinning: Pinning::None, fallback }
+    BrokerConfig { backend, pinning: Pinning::None, fallback, ..BrokerConfig::default() }
 }
 
 /// Opens a data directory for topics of that kind.
