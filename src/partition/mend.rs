@@ -70,7 +70,7 @@ impl Judged {
         let way = Way { log: &*log, path: &path, base, len, interval: config.index_interval };
         let checkpoint = checkpoint.filter(|checkpoint| checkpoint.base == base);
         let wanted = checkpoint.filter(|_| opening.recovery == Recovery::FromCheckpoint);
-        let trusted = wanted.and_then(|checkpoint| trusted_entries(disk, dir, checkpoint));
+        let trusted = wanted.and_then(|checkpoint| trusted_entries(disk, dir, checkpoint, config.index_interval));
         let (walk, found) = match (wanted, &trusted) {
             (Some(checkpoint), Some(trusted)) if checkpoint.clean && checkpoint.position == len && trusted.all => {
                 (untouched(checkpoint), Finding::Clean)
@@ -220,8 +220,8 @@ fn walk(way: Way<'_>, from: Option<(&Checkpoint, &Trusted)>, asked: bool) -> Res
 }
 
 /// The entries of the index files that the checkpoint vouches for; none if the files do not hold them.
-fn trusted_entries(disk: &dyn Disk, dir: &Path, checkpoint: &Checkpoint) -> Option<Trusted> {
-    let Checkpoint { base, position, next_offset, entries, .. } = *checkpoint;
+fn trusted_entries(disk: &dyn Disk, dir: &Path, checkpoint: &Checkpoint, interval: u32) -> Option<Trusted> {
+    let Checkpoint { base, position, next_offset, last_timestamp, entries, clean } = *checkpoint;
     let entry = |kind| {
         let path = dir.join(Name { base, kind }.to_string());
         segment::entry_before(disk, &path, entries).unwrap_or_else(|error| {
@@ -237,5 +237,7 @@ fn trusted_entries(disk: &dyn Disk, dir: &Path, checkpoint: &Checkpoint) -> Opti
     let ((by_position, all), (by_time, all_times)) = (entry(Kind::Index)?, entry(Kind::TimeIndex)?);
     let last = IndexEntry { offset: by_position.offset, position: by_position.second, timestamp: by_time.second };
     let fits = by_time.offset == last.offset && (base..next_offset).contains(&last.offset) && last.position < position;
-    fits.then_some(Trusted { last: Some(last), all: all && all_times })
+    // After a clean close nothing else will be looked at.
+    let is_near = next_offset.saturating_sub(last.offset) <= interval.into() && last.timestamp <= last_timestamp;
+    (fits && (is_near || !clean)).then_some(Trusted { last: Some(last), all: all && all_times })
 }
