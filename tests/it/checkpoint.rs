@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sapwood::clock::Clock;
 use sapwood::io::Disk;
-use sapwood::io::sim::{Effect, OpKind, RandomFault, SimDisk};
+use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
 use sapwood::{Backend, Broker, BrokerConfig, Durability, Error, OnDamage, Partition, PartitionReport, Recovery, Result, TopicConfig};
 
 use crate::child::append_and_kill;
@@ -111,6 +111,8 @@ fn after_a_clean_close_no_log_is_read_and_nothing_written() {
                 assert_eq!((now(&sim).base, now(&sim).position, now(&sim).next_offset), (last.base, last.log_len, records));
                 assert_eq!((now(&sim).last_timestamp, now(&sim).entries), (last_timestamp, last.records.div_ceil(index_interval.into())));
 
+                // A power loss takes nothing of it.
+                sim.power_loss_keeping_nothing();
                 let before = files(&sim);
                 sim.clear_ops();
                 let broker = open_sim(&sim, USUAL, &settings).unwrap();
@@ -540,6 +542,18 @@ fn a_checkpoint_of_files_that_are_gone_does_not_speak_of_their_successors() {
 
 // ---------------------------------------------------------------- crashes and errors
 
+fn crash_in(sim: &SimDisk, way: &str) {
+    match way {
+        "process" => sim.crash_process(),
+        "power" => sim.power_loss(),
+        "torn power" => {
+            sim.tear_pages(true);
+            sim.power_loss();
+        }
+        _ => sim.power_loss_keeping_nothing(),
+    }
+}
+
 #[test]
 fn a_crash_at_any_step_of_an_opening_that_writes_a_checkpoint_harms_nothing() {
     let seed = seed();
@@ -562,26 +576,20 @@ fn a_crash_at_any_step_of_an_opening_that_writes_a_checkpoint_harms_nothing() {
         let broker = open_sim(&straight, ask, &cached(1 << 20)).unwrap();
         let points = straight.state_changes() - before;
         drop(broker);
-        for point in 1..=points {
+        // One more: what was done to the end is durable.
+        for point in 1..=points + 1 {
             for crash in ["process", "power", "torn power", "strict"] {
                 let what = format!("{name}: {crash} crash at operation {point} of {points}");
                 let sim = damaged.fork(seed ^ point);
                 sim.crash_at_op(point);
                 let disturbed = open_sim(&sim, ask, &cached(1 << 20));
-                if !sim.crashed() {
-                    // What is left to do at the end is the close's.
-                    drop(disturbed);
-                    continue;
+                if point == points + 1 {
+                    // Without a close, which would do it all again.
+                    crash_in(&sim, "strict");
                 }
                 drop(disturbed);
-                match crash {
-                    "process" => sim.crash_process(),
-                    "power" => sim.power_loss(),
-                    "torn power" => {
-                        sim.tear_pages(true);
-                        sim.power_loss();
-                    }
-                    _ => sim.power_loss_keeping_nothing(),
+                if point <= points {
+                    crash_in(&sim, crash);
                 }
                 // What the caller did not choose yet is refused still, or done already.
                 let careful = sim.fork(seed);
@@ -629,6 +637,51 @@ fn a_crash_at_any_step_of_a_close_loses_nothing() {
             assert_eq!(contents(&read_all(&partition_of(&broker))), contents(&rows_of(&format::demo(15), 0)), "{point}");
         }
     }
+}
+
+#[test]
+fn index_files_are_vouched_for_only_when_they_are_durable() {
+    for suffix in [".index", ".timeindex"] {
+        for reopened in [false, true] {
+            // On the close that seals them, or on the opening that mends them.
+            let sim = if reopened { demo_disk(12, &at(6, 6).file(None)) } else { SimDisk::new(1) };
+            let settings = tiny(1 << 20);
+            let failing = Fault::next(OpKind::Sync, Effect::Error(EIO)).path(suffix);
+            if reopened {
+                for (extension, second) in [("index", 0), ("timeindex", BASE_TIME)] {
+                    let step = if second == 0 { BYTES } else { 1_000_000 };
+                    let entries: Vec<u8> = (0..6).flat_map(|number| format::entry(number, second + number * step)).collect();
+                    sim.write_file(&segment_path(&dir(), 0, extension), &entries);
+                }
+                sim.fail(failing);
+                drop(open_sim(&sim, USUAL, &settings).unwrap());
+            } else {
+                let broker = open_sim(&sim, USUAL, &settings).unwrap();
+                broker.create_topic(TOPIC, settings.clone()).unwrap();
+                fill(&partition_of(&broker), 0..12);
+                sim.fail(failing);
+                broker.close().unwrap();
+                assert_eq!(now(&sim).entries, 0, "{suffix}");
+            }
+            sim.power_loss_keeping_nothing();
+            let broker = open_sim(&sim, USUAL, &settings).unwrap();
+            assert_eq!(report_of(&broker).next_offset, 12);
+            broker.close().unwrap();
+            sim::assert_closed(&sim, 1);
+        }
+    }
+}
+
+#[test]
+fn a_time_index_that_lies_at_the_checkpoint_puts_no_record_in_the_future() {
+    let sim = demo_disk(12, &at(6, 6).file(None));
+    sim.overwrite(&segment_path(&dir(), 0, "timeindex"), 5 * 16 + 8, &u64::MAX.to_be_bytes());
+    let broker = open_sim(&sim, USUAL, &tiny(1 << 20)).unwrap();
+    assert!(!report_of(&broker).from_checkpoint);
+    assert_eq!(append(&partition_of(&broker), b"k", b"v"), 12);
+    assert_eq!(partition_of(&broker).read_one(12).unwrap().timestamp, BASE_TIME + 11_000_000);
+    broker.close().unwrap();
+    sim::assert_closed(&sim, 1);
 }
 
 #[test]
