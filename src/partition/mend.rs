@@ -115,8 +115,9 @@ impl Judged {
             return Ok((end, to_usize(self.trusted)));
         }
         self.cut(disk, dir, &end, checkpoints, report)?;
+        let rebuilt = report.rebuilt.len();
         let kept = reconcile(disk, &end.segment, self.trusted, &self.walk.entries, report);
-        let kept = self.note(disk, &end, kept, checkpoints);
+        let kept = self.note(disk, &end, kept, report.rebuilt.len() > rebuilt, checkpoints);
         // The writer adds to the files what they lack.
         end.segment.pending().extend(self.walk.entries.drain(..).skip(kept));
         Ok((end, to_usize(self.trusted) + kept))
@@ -159,10 +160,11 @@ impl Judged {
 
     /// Writes down what was found out, so that an opening after this one need not find it out again. Gives how many of the
     /// entries in the walk count as held by the index files.
-    fn note(&self, disk: &dyn Disk, end: &End, kept: usize, checkpoints: &mut Checkpoints) -> usize {
+    fn note(&self, disk: &dyn Disk, end: &End, kept: usize, rewritten: bool, checkpoints: &mut Checkpoints) -> usize {
         let noted = |entries| checkpoint_at(end, entries);
         let entries = self.trusted + to_u64(kept);
-        if !checkpoints.is_usable() || checkpoints.newest().is_some_and(|newest| newest.says_the_same(&noted(entries))) {
+        let is_noted = checkpoints.newest().is_some_and(|newest| newest.says_the_same(&noted(entries)));
+        if !checkpoints.is_usable() || (is_noted && !rewritten) {
             return kept;
         }
         if let Err(error) = segment::sync_indexes(disk, &end.segment) {

@@ -673,6 +673,24 @@ fn index_files_are_vouched_for_only_when_they_are_durable() {
 }
 
 #[test]
+fn a_full_scan_finds_what_a_checkpoint_passes_over_and_mends_it_durably() {
+    let harmed = demo_disk(12, &Slot { clean: true, ..at(12, 12) }.file(None));
+    harmed.write_file(&log(), &harmed.read_file(&log())[..(12 * BYTES) as usize]);
+    harmed.overwrite(&segment_path(&dir(), 0, "index"), 3 * 16, &[0xff; 16]);
+    for (ask, sees) in [(USUAL, false), (FULL, true)] {
+        let sim = harmed.fork(1);
+        let broker = open_sim(&sim, ask, &tiny(1 << 20)).unwrap();
+        assert_eq!(!report_of(&broker).rebuilt.is_empty(), sees);
+        // An index that lies is not believed in any case.
+        for row in rows_of(&format::demo(12), 0) {
+            assert_eq!(Row::from(partition_of(&broker).read_one(row.offset).unwrap()), row);
+        }
+        sim.power_loss_keeping_nothing();
+        assert_eq!(sim::exported(&sim, check).wrong().is_empty(), sees);
+    }
+}
+
+#[test]
 fn a_time_index_that_lies_at_the_checkpoint_puts_no_record_in_the_future() {
     let sim = demo_disk(12, &at(6, 6).file(None));
     sim.overwrite(&segment_path(&dir(), 0, "timeindex"), 5 * 16 + 8, &u64::MAX.to_be_bytes());
