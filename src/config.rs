@@ -21,6 +21,47 @@ pub struct BrokerConfig {
     pub wait: WaitStrategy,
     /// For topics whose stored settings are missing or unreadable. Their number of partitions is counted, not taken from here.
     pub fallback: TopicConfig,
+    /// How much of the active segments opening reads. Default [`Recovery::FromCheckpoint`].
+    pub recovery: Recovery,
+    /// What opening does about damage in an active segment. Default [`OnDamage::Refuse`].
+    pub on_damage: OnDamage,
+}
+
+impl BrokerConfig {
+    pub(crate) fn opening(&self) -> Opening {
+        Opening { recovery: self.recovery, on_damage: self.on_damage }
+    }
+}
+
+/// How partitions are opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Opening {
+    pub(crate) recovery: Recovery,
+    pub(crate) on_damage: OnDamage,
+}
+
+/// How much opening reads of the segment that takes a partition's appends. Sealed segments are never read whole, unless
+/// their indexes do not lead to their ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Recovery {
+    /// From the last checkpoint on; nothing after a clean close; all of it where there is no checkpoint that fits.
+    /// Damage before the checkpoint is found by whoever reads the records.
+    #[default]
+    FromCheckpoint,
+    /// All of it, so that damage anywhere in it is found.
+    FullScan,
+}
+
+/// What opening does where records that were on the device once, as the partition's checkpoint tells, are damaged or gone
+/// from the end of the segment that takes the appends. A torn tail, the trace of a write that was never acknowledged, is no damage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum OnDamage {
+    /// Opening fails with [`Error::Damaged`], which names the place, and changes no byte of the partition.
+    #[default]
+    Refuse,
+    /// What begins with the damage is copied to a file beside the segment, durably, and cut: the partition goes on with the
+    /// last record before it, and gives the offsets of those behind anew. Its report tells of it.
+    CutAside,
 }
 
 /// How a writer thread that has nothing to do waits for the next append.

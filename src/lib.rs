@@ -27,7 +27,7 @@ mod segment;
 mod topic;
 
 pub use broker::{Broker, OpenReport};
-pub use config::{BrokerConfig, Durability, Pinning, TopicConfig, WaitStrategy};
+pub use config::{BrokerConfig, Durability, OnDamage, Pinning, Recovery, TopicConfig, WaitStrategy};
 pub use error::{Error, Result};
 pub use io::Backend;
 pub use metrics::Stats;

@@ -68,6 +68,8 @@ impl Broker {
     /// # Errors
     /// - [`Error::Locked`] if another broker has the directory; nothing of it was touched.
     /// - [`Error::IoUringUnavailable`] if [`Backend::Uring`](crate::Backend::Uring) was asked for and the kernel refuses.
+    /// - [`Error::Damaged`] if records that were acknowledged once are damaged in an active segment; no byte of that partition
+    ///   was changed. [`OnDamage::CutAside`](crate::OnDamage::CutAside) opens it without them.
     /// - [`Error::InvalidConfig`], [`Error::PartitionMissing`], and what the system says.
     pub fn open(dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
         config.fallback.validate()?;
@@ -94,7 +96,7 @@ impl Broker {
             Err(error) => return Err(Error::io("lock", &lock_path)(error)),
         };
         let cores = Cores { cores: cores(&config.pinning), ..Cores::default() };
-        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, wait: config.wait };
+        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, wait: config.wait, opening: config.opening() };
         let mut report = OpenReport::default();
         let mut topics = BTreeMap::new();
         for (path, name) in list(&*disk, dir, &mut report)? {

@@ -27,17 +27,19 @@ struct State {
     end: u64,
     /// Whether entries could not be written, and that was told.
     failed: bool,
+    /// Whether the files could not be sealed: what they hold durably is not known.
+    unsealed: bool,
 }
 
 impl IndexFiles {
     /// Files that hold `entries` entries, opened when they are needed.
     pub(super) fn new(segment: Arc<Segment>, entries: u64) -> Self {
-        Self { segment, state: Mutex::new(State { files: None, end: entries * ENTRY_BYTES, failed: false }) }
+        Self { segment, state: Mutex::new(State { files: None, end: entries * ENTRY_BYTES, failed: false, unsealed: false }) }
     }
 
     /// Empty files that are open.
     pub(super) fn opened(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>) -> Self {
-        Self { segment, state: Mutex::new(State { files, end: 0, failed: false }) }
+        Self { segment, state: Mutex::new(State { files, end: 0, failed: false, unsealed: false }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -85,30 +87,44 @@ impl IndexFiles {
         self.state().failed
     }
 
-    /// Makes what was written durable, and tells how many entries that is; none if it could not be.
-    pub(super) fn sync(&self, disk: &dyn Disk) -> Option<u64> {
+    /// Makes durable what was written, and tells how many entries that is: all of records below `up_to`, or 0 if some of those
+    /// wait still, or it could not be done.
+    pub(super) fn sync(&self, disk: &dyn Disk, up_to: u64) -> u64 {
         let mut state = self.state();
+        if self.segment.pending().first().is_some_and(|entry| entry.offset < up_to) {
+            return 0;
+        }
         let path = self.segment.path(Kind::Index);
-        let synced = state.open(&self.segment, disk).and_then(|files| {
-            files.iter().try_for_each(|file| file.sync()).map_err(Error::io("sync", &path))
-        });
+        let synced = state
+            .open(&self.segment, disk)
+            .and_then(|files| files.iter().try_for_each(|file| file.sync()).map_err(Error::io("sync", &path)));
         match synced {
-            Ok(()) => Some(state.end / ENTRY_BYTES),
+            Ok(()) => state.end / ENTRY_BYTES,
             Err(error) => {
                 tracing::warn!(%error, "an index could not be synced");
-                None
+                0
             }
         }
     }
 
     /// Ends the files with the last entry that both hold, durably: opening looks only at the ends of sealed ones.
     pub(super) fn seal(&self) {
-        let state = self.state();
+        let mut state = self.state();
+        let end = state.end;
+        let mut unsealed = false;
         for file in state.files.iter().flatten() {
-            if let Err(error) = file.set_len(state.end).and_then(|()| file.sync()) {
+            if let Err(error) = file.set_len(end).and_then(|()| file.sync()) {
                 tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; the next opening looks at it");
+                unsealed = true;
             }
         }
+        state.unsealed |= unsealed;
+    }
+
+    /// How many entries both files hold durably after [`Self::seal`]; 0 if that is not known, or not all could be written.
+    pub(super) fn sealed_entries(&self) -> u64 {
+        let state = self.state();
+        if state.unsealed || !self.segment.pending().is_empty() { 0 } else { state.end / ENTRY_BYTES }
     }
 }
 

@@ -4,8 +4,10 @@
 //! moves and which only grow. `durable_end` never passes `appended_end`.
 
 mod active;
+mod checkpoint;
 mod commit;
 mod index_files;
+mod mend;
 mod open;
 mod queue;
 mod reader;
@@ -13,6 +15,7 @@ mod recent;
 mod reply;
 mod ticket;
 mod upkeep;
+mod walk;
 mod writer;
 mod zeroing;
 
@@ -24,7 +27,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use crate::clock::Clock;
-use crate::config::{Durability, TopicConfig, WaitStrategy};
+use crate::config::{Durability, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::transfer::Transfers;
 use crate::io::{BLOCK, Buffer, Disk, Lock, RingConfig};
@@ -33,12 +36,14 @@ use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
+use checkpoint::{Checkpoint, Checkpoints};
 use queue::{Bell, Message, Queue, Refused};
 use recent::{Memory, Recent};
 use reply::{Answerer, Pool};
 use ticket::Answer;
 use writer::{InRing, Writer};
 
+pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
 pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};
 pub use ticket::{Ticket, TryAppendError};
@@ -60,6 +65,8 @@ struct Shared {
     metrics: Metrics,
     /// The end of the log, in memory.
     recent: Recent,
+    /// Written by one thread at a time: the writer when it closes, else the upkeep thread.
+    checkpoints: Mutex<Checkpoints>,
 }
 
 impl Shared {
@@ -115,6 +122,14 @@ impl Shared {
             Some(cause) => Error::Failed { path: self.dir.to_path_buf(), cause: Arc::new(cause.clone()) },
             None => Error::Closed { path: self.dir.to_path_buf() },
         }
+    }
+
+    /// Notes how far the log is durable. A failure is told, and costs the next opening a longer scan.
+    fn write_checkpoint(&self, checkpoint: &Checkpoint) {
+        // A write that a panic interrupted leaves the slot before sound, and is made again.
+        let mut checkpoints = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = checkpoints.write(checkpoint);
+        checkpoints.tell(written);
     }
 
     fn has_failed(&self) -> bool {
@@ -182,11 +197,18 @@ impl Partition {
         clock: Arc<dyn Clock>,
         dir: &Path,
         config: TopicConfig,
+        opening: Opening,
         placement: Placement,
     ) -> Result<(Self, PartitionReport)> {
         let dir: Arc<Path> = Arc::from(dir);
-        let recovered = open::recover(&*disk, &dir, &config, &placement.topic, placement.number)?;
-        let open::Recovered { segments, indexed, next_offset, last_timestamp, mut report } = recovered;
+        let recovered = open::recover(&disk, &dir, &config, opening, &placement.topic, placement.number)?;
+        let open::Recovered { segments, indexed, next_offset, last_timestamp, mut checkpoints, mut report } = recovered;
+        if segments.is_empty() && checkpoints.newest().is_some() {
+            // It speaks of files that are gone; of those to come it would tell lies.
+            let anew = Checkpoint { base: next_offset, position: 0, next_offset, last_timestamp, entries: 0, clean: false };
+            let replaced = checkpoints.replace(&anew);
+            checkpoints.tell(replaced);
+        }
         let shared = Arc::new(Shared {
             dir,
             config,
@@ -198,6 +220,7 @@ impl Partition {
             closed: AtomicBool::new(false),
             metrics: Metrics::default(),
             recent: Recent::default(),
+            checkpoints: Mutex::new(checkpoints),
         });
         let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
             Some(segment) => Active::open(&shared, segment, indexed)?,

@@ -226,6 +226,8 @@ impl Reader {
                     Checked::Flawed(flaw) => self.damage(shared, flaw),
                 }
             }
+            // Whatever stands behind the last record of a sealed segment is not the log's.
+            Checked::Flawed(_) if self.is_at_next_segment(shared) => self.next_segment(shared, batch),
             // What was read before goes out first; the next read begins with the flaw.
             Checked::Flawed(_) if batch.filled > 0 => Ok(false),
             Checked::Flawed(flaw) => self.damage(shared, flaw),
@@ -240,19 +242,24 @@ impl Reader {
     /// Goes to the start of the next segment. False at the end of the log.
     fn next_segment(&mut self, shared: &Shared, batch: &Batch) -> Result<bool> {
         let Some(next) = shared.segment_after(self.cursor.base) else { return Ok(false) };
+        if next.base() == self.cursor.offset {
+            self.cursor = Cursor { base: next.base(), position: 0, ..self.cursor };
+            return Ok(true);
+        }
         let Some(Opened { segment, .. }) = &self.segment else { unreachable!("the cursor's segment is open") };
         // The segment is sealed now. It may have grown between the look at its end and the look at its successor.
         if self.cursor.position < self.up_to.end_of(segment) {
             return Ok(true);
         }
-        if next.base() != self.cursor.offset {
-            if batch.filled > 0 {
-                return Ok(false);
-            }
-            return Err(Error::RecordsMissing { path: shared.dir.to_path_buf(), from: self.cursor.offset, to: next.base() });
+        if batch.filled > 0 {
+            return Ok(false);
         }
-        self.cursor = Cursor { base: next.base(), position: 0, ..self.cursor };
-        Ok(true)
+        Err(Error::RecordsMissing { path: shared.dir.to_path_buf(), from: self.cursor.offset, to: next.base() })
+    }
+
+    /// Whether the next segment begins with the record that is to be read.
+    fn is_at_next_segment(&self, shared: &Shared) -> bool {
+        shared.segment_after(self.cursor.base).is_some_and(|next| next.base() == self.cursor.offset)
     }
 
     /// Reads `want` bytes at the cursor to byte `at` of the buffer, in a larger buffer if it must be.

@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::{Shared, panic_message};
 use super::active::{self, Prepared};
+use super::checkpoint::Checkpoint;
 use super::index_files::IndexFiles;
 use super::queue::Bell;
 use crate::error::{Error, Result};
@@ -48,6 +49,8 @@ pub(super) enum Job {
     Prepare { room: u64, zeros: u64 },
     /// A segment that takes no more records is ended: what a crash must find is synced.
     Seal { log: Arc<dyn File>, index: Arc<IndexFiles>, segment: Arc<Segment> },
+    /// It is noted how far the log is durable; the index entries up to there are made durable first.
+    Checkpoint { index: Arc<IndexFiles>, checkpoint: Checkpoint },
 }
 
 /// How a job ended.
@@ -60,6 +63,7 @@ pub(super) enum Done {
     Zero(Range<u64>, io::Result<()>),
     Prepare(Result<Prepared>),
     Seal(Result<()>),
+    Checkpoint,
     /// By a bug.
     Panicked(String),
 }
@@ -83,6 +87,7 @@ impl fmt::Debug for Job {
             Self::Zero { .. } => "Zero",
             Self::Prepare { .. } => "Prepare",
             Self::Seal { .. } => "Seal",
+            Self::Checkpoint { .. } => "Checkpoint",
         })
     }
 }
@@ -117,6 +122,12 @@ impl Job {
                 let synced = log.sync().map_err(Error::io("sync", &segment.path(Kind::Log)));
                 index.seal();
                 Done::Seal(synced)
+            }
+            Self::Checkpoint { index, checkpoint } => {
+                index.write(&*shared.disk, checkpoint.next_offset);
+                let entries = index.sync(&*shared.disk, checkpoint.next_offset);
+                shared.write_checkpoint(&Checkpoint { entries, ..checkpoint });
+                Done::Checkpoint
             }
         }
     }

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::active::{Active, NoSegment, Prepared};
+use super::checkpoint::Checkpoint;
 use super::commit::{Commit, Lists, Waiter};
 use super::queue::{Bell, Hearing, Inbox, Message, WORTH_WAKING, Where};
 use super::recent::Memory;
@@ -40,6 +41,10 @@ use crate::segment::{IndexEntry, Kind, Segment, is_indexed};
 /// How long an idle writer leaves index entries in memory, and how many of them wait at most.
 const INDEX_PATIENCE: Duration = Duration::from_millis(100);
 const PENDING_ENTRIES: usize = 4096;
+
+/// A checkpoint is written after so many bytes, or so long after the first of them: about what a restart reads in 50 ms.
+const CHECKPOINT_BYTES: u64 = 32 << 20;
+const CHECKPOINT_AGE: Duration = Duration::from_secs(5);
 
 /// So many waiters are answered in less time than it takes to leave a write to the ring.
 const FEW_WAITERS: usize = 2;
@@ -113,6 +118,7 @@ struct UnderWay {
     sync: Option<End>,
     /// Segments that are being sealed, oldest first.
     seals: VecDeque<End>,
+    checkpoint: bool,
 }
 
 /// Everything that the writer's thread owns.
@@ -151,6 +157,8 @@ pub(super) struct Writer {
     zero_ahead: ZeroAhead,
     /// Bytes that the kernel has and no sync was begun for, and since when.
     unsynced: Option<(u64, Duration)>,
+    /// Durable bytes that no checkpoint tells of, and since when.
+    unnoted: Option<(u64, Duration)>,
     /// Index entries that wait, and since when.
     pending_entries: usize,
     index_since: Option<Duration>,
@@ -196,6 +204,7 @@ impl Writer {
             came_meanwhile: 0,
             zero_ahead: ZeroAhead::default(),
             unsynced: None,
+            unnoted: None,
             pending_entries,
             index_since: None,
             owes_first_entry: !active.index.has_entries(),
@@ -295,12 +304,13 @@ impl Writer {
             return Ok(Step::Again);
         }
         let linger = self.open.as_ref().map(|open| (open.since + self.linger()).saturating_sub(now));
+        let note = self.unnoted.filter(|_| !self.under_way.checkpoint).map(|(_, since)| (since + CHECKPOINT_AGE).saturating_sub(now));
         // While a sync is under way, its end is what brings the next.
         let sync = self.unsynced.filter(|_| self.under_way.sync.is_none()).and_then(|(_, since)| match self.shared.config.durability {
             Durability::Interval { time, .. } => Some((since + time).saturating_sub(now)),
             Durability::Durable | Durability::Os => None,
         });
-        Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, sync].into_iter().flatten().min()))
+        Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, note, sync].into_iter().flatten().min()))
     }
 
     // ---------------------------------------------------------------- taking messages
@@ -568,6 +578,7 @@ impl Writer {
         if self.shared.config.durability == Durability::Durable {
             segment.set_durable(commit.end());
             self.shared.set_durable_end(commit.end_offset());
+            self.note(commit.bytes());
         } else {
             let (bytes, since) = self.unsynced.unwrap_or_else(|| (0, self.clock.monotonic()));
             self.unsynced = Some((bytes + commit.bytes(), since));
@@ -630,6 +641,7 @@ impl Writer {
                     self.may_prepare = false;
                 }
                 Done::Seal(result) => self.finish_seal(result)?,
+                Done::Checkpoint => self.under_way.checkpoint = false,
                 Done::Panicked(message) => return Err(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message }),
             }
         }
@@ -659,6 +671,9 @@ impl Writer {
             self.upkeep.begin(Job::Zero { log: Arc::clone(&self.active.log), direct: self.active.direct, range: range.clone() })?;
             self.under_way.zeros = Some(range);
         }
+        if self.checkpoint_is_due() {
+            self.begin_checkpoint()?;
+        }
         if self.may_prepare && !self.under_way.prepare && self.prepared.is_none() && self.active.wants_successor(&self.shared, self.end) {
             let room = limit.min(self.shared.config.preallocate_bytes).next_multiple_of(BLOCK);
             let zeros = if self.active.takes_zeros() { self.zero_ahead.of_next_segment(room) } else { 0 };
@@ -676,6 +691,35 @@ impl Writer {
                 tracing::warn!(%error, path = %self.active.segment.path(Kind::Log).display(), "zeros could not be written ahead");
                 self.zero_ahead.stop();
             }
+        }
+    }
+
+    /// So many bytes more are durable.
+    fn note(&mut self, bytes: u64) {
+        let (before, since) = self.unnoted.unwrap_or_else(|| (0, self.clock.monotonic()));
+        self.unnoted = Some((before + bytes, since));
+    }
+
+    fn checkpoint_is_due(&self) -> bool {
+        let due = |(bytes, since)| bytes >= CHECKPOINT_BYTES || self.clock.monotonic() >= since + CHECKPOINT_AGE;
+        !self.under_way.checkpoint && !self.under_way.names && self.unnoted.is_some_and(due)
+    }
+
+    fn begin_checkpoint(&mut self) -> Result<()> {
+        self.under_way.checkpoint = true;
+        self.unnoted = None;
+        self.upkeep.begin(Job::Checkpoint { index: Arc::clone(&self.active.index), checkpoint: self.checkpoint() })
+    }
+
+    /// What is durable now. A segment begins after everything before it is, so the durable end lies in the active one.
+    fn checkpoint(&self) -> Checkpoint {
+        Checkpoint {
+            base: self.active.segment.base(),
+            position: self.active.segment.durable(),
+            next_offset: self.shared.durable_end(),
+            last_timestamp: self.last_timestamp,
+            entries: 0,
+            clean: false,
         }
     }
 
@@ -720,12 +764,13 @@ impl Writer {
     }
 
     /// Everything up to there was synced. Syncs end in the order in which they were begun, so the ends only grow.
-    fn mark_durable(&self, end: &End) {
+    fn mark_durable(&mut self, end: &End) {
         self.shared.metrics.sync();
-        end.segment.set_durable(end.position);
         if self.shared.config.durability != Durability::Durable {
+            self.note(end.position - end.segment.durable());
             self.shared.set_durable_end(end.offset);
         }
+        end.segment.set_durable(end.position);
     }
 
     /// Where the log ends that the kernel has.
@@ -759,19 +804,30 @@ impl Writer {
     /// active log.
     fn may_roll(&self) -> bool {
         let UnderWay { extend, zeros, prepare, names, .. } = &self.under_way;
-        if self.prepared.is_some() { !*extend && zeros.is_none() && !*prepare && !*names } else { self.upkeep.is_idle() }
+        if self.rolls_ahead() { !*extend && zeros.is_none() && !*prepare && !*names } else { self.upkeep.is_idle() }
+    }
+
+    /// Whether the next segment can take its place before this one is sealed: it is there, and all of this one is durable.
+    fn rolls_ahead(&self) -> bool {
+        self.prepared.is_some() && self.shared.config.durability == Durability::Durable
     }
 
     /// Ends the active segment and opens the next, named by the next offset. The inner error leaves the active segment as it
     /// was, and able to take what still fits.
     fn roll(&mut self) -> Result<Result<(), Error>> {
+        let ahead = self.rolls_ahead();
+        if ahead {
+            // A sealed log ends with its last record, whatever a crash leaves of what follows.
+            self.active.cut()?;
+        } else {
+            // What comes next must not outlive what was before.
+            self.active.seal(&self.shared)?;
+            self.everything_is_durable();
+        }
+        let renamed = self.prepared.is_some();
         let made = match self.prepared.take() {
-            Some(prepared) => self.roll_to(prepared)?,
-            None => {
-                self.active.seal(&self.shared)?;
-                self.everything_is_durable();
-                Active::create(&self.shared, self.next_offset)
-            }
+            Some(prepared) => prepared.take_place(&self.shared, self.next_offset).inspect_err(|_| self.discard_prepared()),
+            None => Active::create(&self.shared, self.next_offset),
         };
         let next = match made {
             Ok(next) => next,
@@ -782,8 +838,19 @@ impl Writer {
             let slot = ring.transfers.attach(Arc::clone(&next.log)).map_err(Error::io("attach to the ring", &self.shared.dir))?;
             ring.transfers.detach(std::mem::replace(&mut ring.slot, slot));
         }
+        let end = self.appended();
         self.shared.push_segment(Arc::clone(&next.segment));
-        self.active = next;
+        let before = std::mem::replace(&mut self.active, next);
+        if renamed {
+            // Beside the next commit, whose answers wait for it.
+            self.upkeep.begin(Job::SyncNames)?;
+            self.under_way.names = ahead;
+        }
+        if ahead {
+            // Nobody waits for the rest of the sealing.
+            self.upkeep.begin(Job::Seal { log: before.log, index: before.index, segment: before.segment })?;
+            self.under_way.seals.push_back(end);
+        }
         self.last_block.clear();
         self.end = 0;
         self.pending_entries = 0;
@@ -791,29 +858,9 @@ impl Writer {
         self.owes_first_entry = true;
         self.may_prepare = true;
         self.shared.metrics.roll();
+        // The checkpoint is of the segment before.
+        self.unnoted = Some((CHECKPOINT_BYTES, self.clock.monotonic()));
         Ok(Ok(()))
-    }
-
-    /// Puts the segment that was made ahead in its place. The log before it is cut first, so that whatever a crash leaves, a
-    /// sealed one ends with its last record; the names are made durable beside the next commit, whose answers wait for that;
-    /// what is left of the sealing waits for nobody.
-    fn roll_to(&mut self, prepared: Prepared) -> Result<Result<Active, NoSegment>> {
-        self.active.cut()?;
-        let next = match prepared.take_place(&self.shared, self.next_offset) {
-            Ok(next) => next,
-            Err(reason) => {
-                self.discard_prepared();
-                return Ok(Err(reason));
-            }
-        };
-        self.upkeep.begin(Job::SyncNames)?;
-        self.under_way.names = self.shared.config.durability == Durability::Durable;
-        let Active { log, index, segment, .. } = &self.active;
-        let seal = Job::Seal { log: Arc::clone(log), index: Arc::clone(index), segment: Arc::clone(segment) };
-        self.under_way.seals.push_back(self.appended());
-        self.upkeep.begin(seal)?;
-        self.unsynced = None;
-        Ok(Ok(next))
     }
 
     fn discard_prepared(&mut self) {
@@ -828,6 +875,7 @@ impl Writer {
         self.active.seal(&self.shared)?;
         self.everything_is_durable();
         self.answer_syncs();
+        self.shared.write_checkpoint(&Checkpoint { entries: self.active.index.sealed_entries(), clean: true, ..self.checkpoint() });
         Ok(())
     }
 }

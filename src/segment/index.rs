@@ -81,25 +81,30 @@ fn guess(file: &dyn File, count: u64, base: u64, offset: u64) -> io::Result<Opti
     Ok(offset.saturating_sub(base).checked_div(interval).map(|guess| guess.min(count - 1)))
 }
 
-/// Makes the file hold exactly these bytes; tells whether it had to be changed. What it holds of them stays.
-pub(super) fn make(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<bool> {
+/// Makes the file hold exactly these bytes behind its first `from`, which it must have and which stay unread; tells whether it
+/// had to be changed. What it holds of them stays.
+pub(super) fn make(disk: &dyn Disk, path: &Path, from: u64, wanted: &[u8]) -> io::Result<bool> {
     let (file, made) = match disk.open(path, Open::WRITE) {
         Ok(file) => (file, false),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => (disk.open(path, Open::NEW)?, true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && from == 0 => (disk.open(path, Open::NEW)?, true),
         Err(error) => return Err(error),
     };
     let len = file.len()?;
-    let common = common(&*file, wanted)?;
-    if to_u64(common) < len {
-        file.set_len(to_u64(common))?;
+    if len < from {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    write_all_at(&*file, &wanted[common..], to_u64(common), false)?;
-    Ok(made || to_u64(common) < len || common < wanted.len())
+    let common = common(&*file, from, wanted)?;
+    let kept = from + to_u64(common);
+    if kept < len {
+        file.set_len(kept)?;
+    }
+    write_all_at(&*file, &wanted[common..], kept, false)?;
+    Ok(made || kept < len || common < wanted.len())
 }
 
-/// How many of the entries in `wanted` the file begins with.
-pub(super) fn held(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<usize> {
-    Ok(common(&*disk.open(path, Open::READ)?, wanted)? / to_usize(ENTRY_BYTES))
+/// How many of the entries in `wanted` the file holds from byte `from` on.
+pub(super) fn held(disk: &dyn Disk, path: &Path, from: u64, wanted: &[u8]) -> io::Result<usize> {
+    Ok(common(&*disk.open(path, Open::READ)?, from, wanted)? / to_usize(ENTRY_BYTES))
 }
 
 /// Leaves the file its first entries.
@@ -107,9 +112,9 @@ pub(super) fn cut(disk: &dyn Disk, path: &Path, entries: usize) -> io::Result<()
     disk.open(path, Open::WRITE)?.set_len(to_u64(entries) * ENTRY_BYTES)
 }
 
-/// With how many bytes of `wanted` the file begins.
-fn common(file: &dyn File, wanted: &[u8]) -> io::Result<usize> {
-    let mut found = vec![0; to_usize(file.len()?.min(to_u64(wanted.len())))];
-    let read = read_up_to_at(file, &mut found, 0)?;
+/// How many bytes of `wanted` the file holds from byte `from` on.
+fn common(file: &dyn File, from: u64, wanted: &[u8]) -> io::Result<usize> {
+    let mut found = vec![0; to_usize(file.len()?.saturating_sub(from).min(to_u64(wanted.len())))];
+    let read = read_up_to_at(file, &mut found, from)?;
     Ok(found[..read].iter().zip(wanted).take_while(|(found, wanted)| found == wanted).count())
 }

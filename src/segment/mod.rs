@@ -167,14 +167,6 @@ pub(crate) fn has_any(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether all that the directory holds are segments' files and torn tails.
-pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
-    let is_ours = |entry: &Entry| {
-        entry.kind == EntryKind::File && (Name::parse(&entry.name).is_some() || tail::is_copy(&entry.name) || is_prepared(&entry.name))
-    };
-    Ok(disk.list(dir)?.iter().all(is_ours))
-}
-
 /// The end of an index file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastEntry {
@@ -187,18 +179,50 @@ pub(crate) struct LastEntry {
 
 /// The last entry of an index file; none if there is no file, no entry, or a part of one.
 pub(crate) fn last_entry(disk: &dyn Disk, path: &Path) -> io::Result<Option<LastEntry>> {
-    let file = match disk.open(path, Open::READ) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let len = file.len()?;
+    let Some((file, len)) = open_index(disk, path)? else { return Ok(None) };
     if len == 0 || !len.is_multiple_of(ENTRY_BYTES) {
         return Ok(None);
     }
     let count = len / ENTRY_BYTES;
     let (offset, second) = index::entry_at(&*file, count - 1)?;
     Ok(Some(LastEntry { offset, second, count }))
+}
+
+/// The last of the first `count` entries of an index file, at least one, and whether they are all that the file holds; none if
+/// there is no file or it is shorter.
+pub(crate) fn entry_before(disk: &dyn Disk, path: &Path, count: u64) -> io::Result<Option<(LastEntry, bool)>> {
+    let Some((file, len)) = open_index(disk, path)? else { return Ok(None) };
+    if count == 0 || len / ENTRY_BYTES < count {
+        return Ok(None);
+    }
+    let (offset, second) = index::entry_at(&*file, count - 1)?;
+    Ok(Some((LastEntry { offset, second, count }, len == count * ENTRY_BYTES)))
+}
+
+/// Whether an index file is there and holds nothing.
+pub(crate) fn is_empty_index(disk: &dyn Disk, path: &Path) -> io::Result<bool> {
+    Ok(open_index(disk, path)?.is_some_and(|(_, len)| len == 0))
+}
+
+/// Opens and measures an index file, if there is one.
+fn open_index(disk: &dyn Disk, path: &Path) -> io::Result<Option<(Arc<dyn File>, u64)>> {
+    match disk.open(path, Open::READ) {
+        Ok(file) => {
+            let len = file.len()?;
+            Ok(Some((file, len)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Puts both index files on the device.
+pub(crate) fn sync_indexes(disk: &dyn Disk, segment: &Segment) -> Result<()> {
+    for kind in [Kind::Index, Kind::TimeIndex] {
+        let path = segment.path(kind);
+        disk.open(&path, Open::WRITE).and_then(|file| file.sync()).map_err(Error::io("sync", &path))?;
+    }
+    Ok(())
 }
 
 /// The interval at which the segments in `dir` are indexed, as the first two entries of the first index that has two tell.
@@ -224,22 +248,24 @@ pub(crate) fn guess_interval(disk: &dyn Disk, dir: &Path) -> io::Result<Option<u
 pub(crate) struct Reconciled {
     /// Those that had to be written.
     pub(crate) written: Vec<PathBuf>,
-    /// How many of the entries both files hold now.
+    /// How many of the entries both files hold now, behind those trusted.
     pub(crate) kept: usize,
     /// Why not all of them.
     pub(crate) error: Option<Error>,
 }
 
-/// Makes the two index files exactly what `entries` say; where that fails, the longest beginning that both can hold.
+/// Makes the two index files exactly what `entries` say behind their first `trusted`, which stay unread; where that fails, the
+/// longest beginning that both can hold.
 ///
 /// Read first and written only where they differ, so that opening a sound partition changes no byte of them. A failure is
 /// no reason to stop: the files hold nothing that the log does not.
-pub(crate) fn reconcile_indexes(disk: &dyn Disk, segment: &Segment, entries: &[IndexEntry]) -> Reconciled {
+pub(crate) fn reconcile_indexes(disk: &dyn Disk, segment: &Segment, trusted: u64, entries: &[IndexEntry]) -> Reconciled {
     let mut result = Reconciled { kept: entries.len(), ..Reconciled::default() };
+    let from = trusted * ENTRY_BYTES;
     let wanted = |kind| -> Vec<u8> { entries.iter().flat_map(|entry| entry.encode(kind)).collect() };
     for kind in [Kind::Index, Kind::TimeIndex] {
         let path = segment.path(kind);
-        match index::make(disk, &path, &wanted(kind)) {
+        match index::make(disk, &path, from, &wanted(kind)) {
             Ok(true) => result.written.push(path),
             Ok(false) => {}
             Err(error) => {
@@ -249,11 +275,11 @@ pub(crate) fn reconcile_indexes(disk: &dyn Disk, segment: &Segment, entries: &[I
         }
     }
     if result.error.is_some() {
-        let held = |kind| index::held(disk, &segment.path(kind), &wanted(kind)).unwrap_or(0);
+        let held = |kind| index::held(disk, &segment.path(kind), from, &wanted(kind)).unwrap_or(0);
         result.kept = held(Kind::Index).min(held(Kind::TimeIndex));
         for kind in [Kind::Index, Kind::TimeIndex] {
             // Cutting takes no room. Where it fails too, the next writer of the file cuts it.
-            let _ = index::cut(disk, &segment.path(kind), result.kept);
+            let _ = index::cut(disk, &segment.path(kind), to_usize(trusted) + result.kept);
         }
     }
     result

@@ -42,12 +42,14 @@ pub(crate) struct Scanner<'a> {
     window_at: u64,
     /// Bytes to read next time: a look-up wants one header, a scan everything.
     ahead: u64,
+    /// Bytes read so far.
+    read: u64,
 }
 
 impl<'a> Scanner<'a> {
     /// Starts at byte `position`, where the record `offset` is expected, and treats byte `end` as the end of the file.
     pub(crate) fn new(file: &'a dyn File, path: &'a Path, position: u64, offset: u64, end: u64) -> Self {
-        Self { file, path, position, offset, end, window: Vec::new(), window_at: position, ahead: FIRST_WINDOW }
+        Self { file, path, position, offset, end, window: Vec::new(), window_at: position, ahead: FIRST_WINDOW, read: 0 }
     }
 
     /// Where the next record is expected.
@@ -58,6 +60,11 @@ impl<'a> Scanner<'a> {
     /// Which record is expected next.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// How many bytes of the file it has read.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.read
     }
 
     /// Checks the record at the current place, and steps past it if it is one.
@@ -136,6 +143,7 @@ impl<'a> Scanner<'a> {
                 self.window.clear();
                 return Err(Error::io("read", self.path)(error));
             }
+            self.read += bytes;
         }
         let start = to_usize(position - self.window_at);
         Ok(&self.window[start..start + len])

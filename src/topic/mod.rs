@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::clock::Clock;
-use crate::config::{MAX_PARTITIONS, TopicConfig, WaitStrategy};
+use crate::config::{MAX_PARTITIONS, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock};
-use crate::partition::{Partition, PartitionReport, Placement};
+use crate::partition::{self, Partition, PartitionReport, Placement};
 use crate::record::{Batch, to_usize};
 use crate::segment;
 
@@ -48,6 +48,7 @@ pub(crate) struct Surroundings {
     pub(crate) lock: Arc<dyn Lock>,
     pub(crate) cores: Cores,
     pub(crate) wait: WaitStrategy,
+    pub(crate) opening: Opening,
 }
 
 /// The CPUs that writers are pinned to, in turn.
@@ -89,7 +90,7 @@ impl Topic {
     /// Whether nothing in the directory is another's: what a topic that is half made or half deleted may consist of.
     pub(crate) fn is_all_ours(disk: &dyn Disk, dir: &Path) -> Result<bool> {
         let (numbers, others) = partition_numbers(disk, dir).map_err(Error::io("list", dir))?;
-        let ours = |number: &u32| segment::has_only_ours(disk, &dir.join(number.to_string())).map_err(Error::io("list", dir));
+        let ours = |number: &u32| partition::has_only_ours(disk, &dir.join(number.to_string())).map_err(Error::io("list", dir));
         Ok(others.is_empty() && numbers.iter().map(ours).collect::<Result<Vec<_>>>()?.into_iter().all(|ours| ours))
     }
 
@@ -116,7 +117,7 @@ impl Topic {
             let placement = Placement { topic: name.to_owned(), number, core: around.cores.next(), wait: around.wait, lock };
             let dir = dir.join(number.to_string());
             let (partition, report) =
-                Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), placement)?;
+                Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), around.opening, placement)?;
             opened.push(partition);
             reports.push(report);
         }

@@ -70,6 +70,60 @@ pub fn entry(offset: u64, second: u64) -> [u8; ENTRY] {
     out
 }
 
+/// What a slot of the checkpoint file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    pub sequence: u64,
+    pub base: u64,
+    pub position: u64,
+    pub next_offset: u64,
+    pub last_timestamp: u64,
+    pub entries: u64,
+    pub clean: bool,
+}
+
+/// Bytes of a slot.
+pub const SLOT: usize = 4096;
+
+impl Slot {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = b"sapwckpt".to_vec();
+        out.extend(1u32.to_be_bytes());
+        out.extend(u32::from(self.clean).to_be_bytes());
+        for word in [self.sequence, self.base, self.position, self.next_offset, self.last_timestamp, self.entries] {
+            out.extend(word.to_be_bytes());
+        }
+        out.extend(crc32fast::hash(&out).to_be_bytes());
+        out.resize(SLOT, 0);
+        out
+    }
+
+    /// A whole file in which this is the newest slot, and `older` the one before it.
+    pub fn file(&self, older: Option<&Self>) -> Vec<u8> {
+        let older = older.map_or(vec![0; SLOT], Self::encode);
+        if self.sequence % 2 == 0 { [self.encode(), older].concat() } else { [older, self.encode()].concat() }
+    }
+
+    fn decode(slot: &[u8]) -> Option<Self> {
+        let word = |at: usize| u64::from_be_bytes(slot[at..at + 8].try_into().unwrap());
+        let found = Self {
+            sequence: word(16),
+            base: word(24),
+            position: word(32),
+            next_offset: word(40),
+            last_timestamp: word(48),
+            entries: word(56),
+            clean: slot[15] == 1,
+        };
+        (found.encode() == slot).then_some(found)
+    }
+
+    /// The newest sound slot of a checkpoint file.
+    pub fn newest(file: &[u8]) -> Option<Self> {
+        file.chunks_exact(SLOT).filter_map(Self::decode).max_by_key(|slot| slot.sequence)
+    }
+}
+
 /// The path of one of a segment's three files.
 pub fn segment_path(dir: &Path, base: u64, extension: &str) -> PathBuf {
     dir.join(format!("{base:020}.{extension}"))

@@ -18,6 +18,7 @@ mod support;
 
 mod ahead;
 mod api;
+mod checkpoint;
 mod crash;
 mod durability;
 mod foreign;

@@ -276,6 +276,7 @@ fn what_is_not_ours_is_ignored_never_deleted_and_told_of() {
         let ours = |path: &std::path::Path| {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             name == ".lock"
+                || path == partition.join("checkpoint")
                 || (path.parent() == Some(&partition) && !path.is_dir() && name.len() <= 30 && name.starts_with("000000000000000000"))
         };
         let strays = |data: &std::path::Path| {
