@@ -330,14 +330,14 @@ fn judge(sim: &SimDisk, kept: u64, checkpointed: u64, sees: [bool; 2], what: &st
 
 #[test]
 fn a_log_that_ends_before_the_checkpoint_is_damage_and_past_it_a_torn_tail_at_every_length() {
-    for (clean, room) in [(false, 0), (false, 100), (true, 0)] {
-        let checkpoint = Slot { clean, ..at(6, 6) };
+    for (clean, records, room) in [(false, 6, 0), (false, 6, 100), (true, 12, 0)] {
+        let checkpoint = Slot { clean, ..at(records, records) };
         let whole = demo_disk(12, &checkpoint.file(Some(&Slot { sequence: 4, ..at(4, 4) })));
         let bytes = whole.read_file(&log());
         for len in 0..=12 * BYTES {
             let sim = whole.fork(1);
             sim.write_file(&log(), &[&bytes[..len as usize], &vec![0; room]].concat());
-            judge(&sim, len / BYTES, 6, [true; 2], &format!("{len} bytes of the log and {room} zeros"));
+            judge(&sim, len / BYTES, records, [true; 2], &format!("{len} bytes of the log and {room} zeros"));
         }
     }
 }
