@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -83,18 +84,16 @@ pub fn growing(dir: &Path, write_bytes: usize, total: u64) -> Outcome<f64> {
     Ok(float(position) / float(1 << 20) / seconds)
 }
 
+/// How [`read`] reads in this directory.
+pub fn describe_reads(dir: &Path) -> Outcome<&'static str> {
+    let probe = tempfile::NamedTempFile::new_in(dir).map_err(named("a file to try"))?;
+    let (_, direct) = open_to_read(probe.path())?;
+    Ok(if direct { "O_DIRECT" } else { "through the page cache, evicted before (O_DIRECT is refused)" })
+}
+
 /// Reads this part of a file on this thread, past the page cache where that is possible.
 pub fn read(path: &Path, range: &Range<u64>) -> Outcome<Duration> {
-    let disk = OsDisk::new(Backend::Posix).map_err(named("the system"))?;
-    let direct = disk.open(path, Open { write: false, create: Create::Never, direct: true });
-    let file = match direct {
-        Ok(file) => file,
-        Err(_) => {
-            let file = disk.open(path, Open::READ).map_err(named("open the log"))?;
-            file.evict().map_err(named("evict the log"))?;
-            file
-        }
-    };
+    let (file, _) = open_to_read(path)?;
     let mut memory = memory()?;
     let begun = Instant::now();
     let mut position = range.start;
@@ -106,6 +105,17 @@ pub fn read(path: &Path, range: &Range<u64>) -> Outcome<Duration> {
         }
     }
     Ok(begun.elapsed())
+}
+
+/// The file, and whether reads of it go past the page cache.
+fn open_to_read(path: &Path) -> Outcome<(Arc<dyn sapwood::io::File>, bool)> {
+    let disk = OsDisk::new(Backend::Posix).map_err(named("the system"))?;
+    if let Ok(file) = disk.open(path, Open { write: false, create: Create::Never, direct: true }) {
+        return Ok((file, true));
+    }
+    let file = disk.open(path, Open::READ).map_err(named("open the log"))?;
+    file.evict().map_err(named("evict the log"))?;
+    Ok((file, false))
 }
 
 /// Not zeros, and touched, so that its pages are there.

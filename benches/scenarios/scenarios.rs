@@ -197,15 +197,16 @@ fn rolling(name: &'static str) -> Scenario {
 fn reopening(name: &'static str) -> Scenario {
     let measures = vec![
         measure("time to ready after SIGKILL : to read the log", ["ms", "ms"], Target::AtMost(2.0)),
-        measure("time to ready after a clean close, ms", ["ms", ""], Target::AtMost(50.0)),
+        measure("time to ready after a clean close", ["ms", ""], Target::AtMost(50.0)),
     ];
     let prepare = move |context: &Context| {
         let context = context.clone();
         let bytes = if context.trial { 4 << 20 } else { 1 << 30 };
         let note = format!(
-            "{} in the active segment; read by one thread, 1 MiB at a time, O_DIRECT; all of the log, for there are no checkpoints; \
-             caches as the killed process left them",
-            size(bytes)
+            "{} in the active segment; read by one thread, 1 MiB at a time, {}; all of the log, for there are no checkpoints; caches as \
+             the killed process left them",
+            size(bytes),
+            limit::describe_reads(&context.dir)?,
         );
         Ok(Prepared { round: Box::new(move || reopen::round(&context, bytes)), note })
     };
