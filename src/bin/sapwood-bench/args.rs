@@ -67,21 +67,39 @@ pub struct Cli {
 const EXIT_CODES: &str =
     "Exit codes: 0 the run and its verification went well, 1 an append failed or a record was not as it was written, 2 wrong usage.";
 
+/// What to do.
 #[derive(Debug, Subcommand)]
-enum Command {
+pub enum Command {
     /// Append, measure, read back and compare (what happens without a command, too)
     #[command(after_long_help = EXIT_CODES)]
     Run(Box<RunArgs>),
+    /// Measure the disk's own limit, without the engine: durable writes of 4 KiB to 1 MiB, one at a time and eight at a time
+    #[command(after_long_help = LIMITS_EXIT_CODES)]
+    Limits(LimitsArgs),
 }
 
+const LIMITS_EXIT_CODES: &str = "Exit codes: 0 measured (what this disk refuses is said in its row), 1 a write failed, 2 wrong usage.";
+
 impl Cli {
-    /// The flags of the run, wherever they stood.
-    pub fn into_run(self) -> RunArgs {
-        match self.command {
-            Some(Command::Run(run)) => *run,
-            None => self.run,
-        }
+    /// What to do. Flags without a command are those of a run.
+    pub fn into_command(self) -> Command {
+        self.command.unwrap_or_else(|| Command::Run(Box::new(self.run)))
     }
+}
+
+/// The flags of `limits`.
+#[derive(Debug, Clone, Args)]
+pub struct LimitsArgs {
+    /// Where to write, and so which disk; the files are removed afterwards, and the directory if this run made it
+    /// [default: a new directory sapwood-bench-data below the current one]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// How long to measure each size, method and depth, e.g. 2s, 500ms
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_some_duration)]
+    pub duration: Duration,
+    /// Write the figures to this file, too
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// The flags of `run`.
@@ -177,6 +195,17 @@ impl RunArgs {
 }
 
 #[cfg(test)]
+impl Cli {
+    /// The flags of the run, wherever they stood.
+    pub fn into_run(self) -> RunArgs {
+        match self.into_command() {
+            Command::Run(run) => *run,
+            Command::Limits(_) => panic!("no run"),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
@@ -184,6 +213,23 @@ mod tests {
 
     fn parse(args: &[&str]) -> Result<RunArgs, clap::Error> {
         Cli::try_parse_from([&["sapwood-bench"], args].concat()).map(Cli::into_run)
+    }
+
+    fn parse_limits(args: &[&str]) -> Result<LimitsArgs, clap::Error> {
+        match Cli::try_parse_from([&["sapwood-bench", "limits"], args].concat())?.into_command() {
+            Command::Limits(limits) => Ok(limits),
+            Command::Run(_) => panic!("limits is no run"),
+        }
+    }
+
+    #[test]
+    fn limits_has_flags_of_its_own() {
+        let limits = parse_limits(&[]).unwrap();
+        assert_eq!((limits.duration, limits.data_dir, limits.json), (Duration::from_secs(2), None, None));
+        assert_eq!(parse_limits(&["--duration", "50ms"]).unwrap().duration, Duration::from_millis(50));
+        for args in [&["--duration", "0s"][..], &["--producers", "2"]] {
+            assert!(parse_limits(args).is_err(), "{args:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `sapwood-bench`, the load generator: durable appends on this disk, then every record read back and checked.
 //!
-//! The order of things is in `run.rs`; every other file has one subject. Nothing here is part of the library.
+//! The order of things is in `run.rs`, that of the command `limits` in `limits.rs`; every other file has one subject. Nothing here
+//! is part of the library.
 
 #![allow(clippy::print_stderr, reason = "a program says on stderr what went wrong")]
 #![allow(unreachable_pub, reason = "nothing of a program can be reached from outside")]
@@ -11,6 +12,7 @@ mod check;
 mod floor;
 mod host;
 mod interrupts;
+mod limits;
 mod load;
 mod payload;
 mod plan;
@@ -28,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::args::Cli;
+use crate::args::{Cli, Command};
 use crate::interrupts::Interrupts;
 use crate::progress::Progress;
 
@@ -66,7 +68,11 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     let interrupts = Interrupts::listen(progress.clone());
-    match run::run(&cli.into_run(), &interrupts, &progress) {
+    let outcome = match cli.into_command() {
+        Command::Run(args) => run::run(&args, &interrupts, &progress),
+        Command::Limits(args) => limits::run(&args, &interrupts, &progress),
+    };
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(stop) => {

@@ -1,5 +1,6 @@
 //! From the command line to a run that can be done: everything is checked here, before anything is made.
 
+use std::path::Path;
 use std::time::Duration;
 
 use sapwood::{BrokerConfig, Durability, HEADER_BYTES, TopicConfig};
@@ -47,7 +48,7 @@ impl Plan {
         let header = to_u64(HEADER_BYTES);
         let topic = topic(args, payload.largest_batch(args.batch_records, header));
         topic.validate().map_err(|error| Stop::Usage(hint(&error.to_string())))?;
-        check_json(args)?;
+        check_json(args.json.as_deref())?;
         Ok(Self {
             shape: Shape {
                 producers: args.producers,
@@ -91,8 +92,8 @@ fn hint(error: &str) -> String {
 }
 
 /// After a long run is too late to learn that the figures cannot be written.
-fn check_json(args: &RunArgs) -> Result<(), Stop> {
-    let Some(path) = &args.json else { return Ok(()) };
+pub fn check_json(path: Option<&Path>) -> Result<(), Stop> {
+    let Some(path) = path else { return Ok(()) };
     if path.is_dir() {
         return Err(Stop::Usage(format!("--json {path:?} is a directory")));
     }

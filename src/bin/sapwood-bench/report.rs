@@ -85,6 +85,11 @@ impl Latency {
         let [p50, p90, p99, p999, max] = ns.map(|ns| float(ns) / 1e3);
         Some(Self { p50, p90, p99, p999, max, samples: histogram.len(), ns })
     }
+
+    /// p50, p90, p99, p99.9 and the maximum.
+    pub fn nanos(&self) -> [u64; 5] {
+        self.ns
+    }
 }
 
 /// Whether producers waited.

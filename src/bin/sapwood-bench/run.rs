@@ -66,7 +66,7 @@ impl Run<'_> {
             Ok(_) => return Err(Stop::Usage(Error::TopicExists { topic: name.clone() }.to_string())),
         }
         self.progress.step("measuring what this disk can do");
-        let floor = floor::measure(self.workspace.dir(), self.plan.append_bytes, self.interrupts);
+        let floor = floor::measure(self.workspace.dir(), self.plan.append_bytes, &|| self.interrupts.any());
         if self.interrupts.any() {
             return Err(Stop::Failed("interrupted before the load began".to_owned()));
         }
