@@ -107,10 +107,9 @@ impl Measured {
     }
 }
 
-/// The batch of the next append. The one place to change when the engine hands out memory that it was given before.
-pub fn make_batch(_partition: &Partition, value: &[u8], records: u64) -> Outcome<Batch> {
-    // Today a batch's memory belongs to the engine from the append on; allocated once per batch is as little as the interface allows.
-    let mut batch = Batch::with_capacity(usize::try_from(records).map_err(named("records"))? * (sapwood::HEADER_BYTES + value.len()));
+/// The batch of the next append, in the memory of one that was written before.
+pub fn make_batch(partition: &Partition, value: &[u8], records: u64) -> Outcome<Batch> {
+    let mut batch = partition.batch();
     for _ in 0..records {
         batch.push(None, value).map_err(named("a record"))?;
     }

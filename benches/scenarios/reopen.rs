@@ -47,11 +47,14 @@ pub fn round(context: &Context, bytes: u64) -> Outcome<Vec<Pair>> {
     ])
 }
 
-/// What opening cannot do without reading. The engine has no checkpoints yet, so it is the whole log of the active segment, with
-/// what was allocated ahead of the records.
+/// What opening cannot do without reading: from where the newest checkpoint says that the log was durable (docs/format.md has the
+/// layout) to the end of the file, room that was allocated ahead of the records included.
 fn past_checkpoint(log: &Path) -> Outcome<Range<u64>> {
     let len = std::fs::metadata(log).map_err(named("the log"))?.len();
-    Ok(0..len)
+    let slots = std::fs::read(log.with_file_name("checkpoint")).unwrap_or_default();
+    let word = |slot: &[u8], at: usize| slot.get(at..at + 8)?.try_into().ok().map(u64::from_be_bytes);
+    let newest = slots.chunks(4096).filter_map(|slot| Some((word(slot, 16)?, word(slot, 32)?))).max();
+    Ok(newest.map_or(0, |(_, position)| position)..len)
 }
 
 /// The child. It does not return.

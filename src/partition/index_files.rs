@@ -144,7 +144,7 @@ impl State {
     fn write(&mut self, segment: &Segment, disk: &dyn Disk, entries: &[IndexEntry]) -> Result<()> {
         let end = self.end;
         for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.open(segment, disk)?) {
-            let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.encode(kind)).collect();
+            let bytes = IndexEntry::encode_all(entries, kind);
             write_all_at(&**file, &bytes, end, false).map_err(Error::io("write", &segment.path(kind)))?;
         }
         Ok(())

@@ -30,6 +30,15 @@ impl IndexEntry {
         bytes[8..].copy_from_slice(&second.to_be_bytes());
         bytes
     }
+
+    /// All of them, one after another.
+    pub(crate) fn encode_all(entries: &[Self], kind: Kind) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(entries.len() * to_usize(ENTRY_BYTES));
+        for entry in entries {
+            bytes.extend_from_slice(&entry.encode(kind));
+        }
+        bytes
+    }
 }
 
 /// The `index`th entry: offset, and position or timestamp.
