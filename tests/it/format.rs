@@ -101,7 +101,7 @@ impl Slot {
     /// A whole file in which this is the newest slot, and `older` the one before it.
     pub fn file(&self, older: Option<&Self>) -> Vec<u8> {
         let older = older.map_or(vec![0; SLOT], Self::encode);
-        if self.sequence % 2 == 0 { [self.encode(), older].concat() } else { [older, self.encode()].concat() }
+        if self.sequence.is_multiple_of(2) { [self.encode(), older].concat() } else { [older, self.encode()].concat() }
     }
 
     fn decode(slot: &[u8]) -> Option<Self> {
