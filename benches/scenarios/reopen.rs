@@ -54,7 +54,9 @@ fn past_checkpoint(log: &Path) -> Outcome<Range<u64>> {
     let slots = std::fs::read(log.with_file_name("checkpoint")).unwrap_or_default();
     let word = |slot: &[u8], at: usize| slot.get(at..at + 8)?.try_into().ok().map(u64::from_be_bytes);
     let newest = slots.chunks(4096).filter_map(|slot| Some((word(slot, 16)?, word(slot, 32)?))).max();
-    Ok(newest.map_or(0, |(_, position)| position)..len)
+    let position = newest.map_or(0, |(_, position)| position);
+    // Past the page cache whole blocks are read.
+    Ok(position - position % 4096..len)
 }
 
 /// The child. It does not return.

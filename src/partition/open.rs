@@ -200,7 +200,11 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
             _ => report.ignored.push(path),
         }
     }
-    report.ignored.extend(indexes.into_iter().filter(|(base, _)| !logs.contains_key(base)).map(|(_, path)| path));
+    for (_, path) in indexes.into_iter().filter(|(base, _)| !logs.contains_key(base)) {
+        // An empty one is left of a segment whose log's name a power loss took back.
+        let is_empty = disk.open(&path, Open::READ).and_then(|index| index.len()).is_ok_and(|len| len == 0);
+        if is_empty { unfinished.push(path) } else { report.ignored.push(path) }
+    }
     report.ignored.sort();
     Ok(Listed { bases: logs.into_keys().collect(), unfinished, checkpoint })
 }

@@ -64,6 +64,8 @@ pub(super) struct Memory {
     free: Vec<Buffer>,
     /// Left [`Recent`], but a reader was just copying.
     lent: Vec<Arc<Buffer>>,
+    /// Empty ones, for their counters' memory.
+    shells: Vec<Arc<Buffer>>,
     /// Nothing of the regions' memory: tells buffers that were cut from it from others.
     relative: Option<Buffer>,
     /// Bytes of each region when it is whole.
@@ -77,7 +79,7 @@ impl Memory {
     pub(super) fn new(mut regions: Vec<Buffer>) -> Self {
         let region_bytes = regions.iter().map(|region| region.len()).max().unwrap_or(0);
         let relative = regions.last_mut().map(|region| region.split_off(region.len()));
-        Self { keeps: regions.len() > 2, region_bytes, relative, free: regions, lent: Vec::new() }
+        Self { keeps: regions.len() > 2, region_bytes, relative, free: regions, lent: Vec::new(), shells: Vec::new() }
     }
 
     /// A buffer of at least `needed` bytes, better `wanted`; what is not used of it comes back by [`Self::give_back`].
@@ -135,7 +137,14 @@ impl Memory {
     /// begins at byte `at`.
     pub(super) fn keep(&mut self, recent: &Recent, base: u64, (at, start, end): (u64, u64, u64), buffer: Buffer) {
         if self.keeps && self.is_ours(&buffer) {
-            recent.commits().push_back(Written { base, start, end, buffer: Arc::new(buffer), at });
+            let buffer = match self.shells.pop() {
+                Some(mut shell) => {
+                    *Arc::get_mut(&mut shell).expect("only the pool holds a shell") = buffer;
+                    shell
+                }
+                None => Arc::new(buffer),
+            };
+            recent.commits().push_back(Written { base, start, end, buffer, at });
         } else {
             self.give_back(buffer);
         }
@@ -143,10 +152,16 @@ impl Memory {
 
     /// Takes back what readers have let go of.
     fn reclaim(&mut self) {
-        for buffer in std::mem::take(&mut self.lent) {
-            match Arc::try_unwrap(buffer) {
-                Ok(buffer) => self.give_back(buffer),
-                Err(shared) => self.lent.push(shared),
+        let mut index = 0;
+        while index < self.lent.len() {
+            match Arc::get_mut(&mut self.lent[index]) {
+                Some(buffer) => {
+                    let whole = buffer.split_off(0);
+                    let shell = self.lent.swap_remove(index);
+                    self.shells.push(shell);
+                    self.give_back(whole);
+                }
+                None => index += 1,
             }
         }
     }

@@ -27,11 +27,8 @@ use crate::segment::{Kind, Segment};
 /// Jobs begun and not taken back at most.
 const MOST: usize = 16;
 
-/// Bytes of zeros in one write ahead in the active segment, at most: it changes the file's map once, whatever its size.
-const ZERO_PIECE: u64 = 4 << 20;
-
-/// The same in the next segment, whose map no append waits for: small, so that no append waits long for the device.
-const NEXT_PIECE: u64 = 256 << 10;
+/// Bytes of zeros in one write, at most: no append waits longer for the device than such a write takes.
+const ZEROS: usize = 256 << 10;
 
 /// Something to do beside the commits.
 pub(super) enum Job {
@@ -103,12 +100,12 @@ impl Job {
             }
             Self::Extend { log, range, durable } => Done::Extend(active::extend(&*log, range, durable)),
             Self::Zero { log, direct, range } => {
-                let result = zeros.write(&*log, direct, &range, ZERO_PIECE);
+                let result = zeros.write(&*log, direct, &range);
                 Done::Zero(range, result)
             }
             Self::Prepare { room, zeros: wanted } => {
                 let prepared = Prepared::make(shared, room).map(|mut prepared| {
-                    match zeros.write(&*prepared.log, prepared.direct, &(0..wanted.min(prepared.allocated)), NEXT_PIECE) {
+                    match zeros.write(&*prepared.log, prepared.direct, &(0..wanted.min(prepared.allocated))) {
                         Ok(()) => prepared.zeroed = wanted.min(prepared.allocated),
                         Err(error) => tracing::debug!(%error, "zeros could not be written into the next segment"),
                     }
@@ -138,17 +135,17 @@ impl Job {
 struct Zeros(Option<Buffer>);
 
 impl Zeros {
-    fn write(&mut self, log: &dyn File, direct: bool, range: &Range<u64>, piece: u64) -> io::Result<()> {
+    fn write(&mut self, log: &dyn File, direct: bool, range: &Range<u64>) -> io::Result<()> {
         if range.is_empty() {
             return Ok(());
         }
         let zeros = match &self.0 {
             Some(zeros) => zeros,
-            None => self.0.insert(Buffer::new(to_usize(ZERO_PIECE))?),
+            None => self.0.insert(Buffer::new(ZEROS)?),
         };
         let mut at = range.start;
         while at < range.end {
-            let bytes = &zeros[..to_usize((range.end - at).min(piece))];
+            let bytes = &zeros[..to_usize(range.end - at).min(ZEROS)];
             if direct { write_blocks_at(log, bytes, at, false)? } else { write_all_at(log, bytes, at, false)? }
             at += to_u64(bytes.len());
         }

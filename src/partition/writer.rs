@@ -539,7 +539,8 @@ impl Writer {
         self.came_meanwhile = self.inbox.queued_bytes() + self.open.as_ref().map_or(0, Commit::bytes);
         match result {
             Err(error) if self.active.direct && error.kind() == io::ErrorKind::InvalidInput => self.write_through_the_page_cache(&commit, &buffer),
-            result => result.map_err(Error::io("write", &self.active.segment.path(Kind::Log))),
+            // The path is made only where it is told.
+            result => result.map_err(|error| Error::io("write", &self.active.segment.path(Kind::Log))(error)),
         }?;
         let place = (commit.written_start(), commit.start(), commit.end());
         if self.active.direct {

@@ -7,7 +7,7 @@
 //! - only while commits are small: above [`PAYS_BELOW`] the bandwidth that zeros take from the commits is worth more than
 //!   what they save (perf/README.md shows the crossover);
 //! - in proportion to what was written, so that a thousand partitions of a few records each do not write gigabytes;
-//! - in few large pieces rather than many small ones, so that the slow appends stay rarer than one in a thousand.
+//! - in pieces that keep the device busy for less time than a slow append takes anyway.
 
 use std::ops::Range;
 
@@ -18,7 +18,10 @@ pub(super) const PAYS_BELOW: u64 = 32 << 10;
 
 /// Bytes that are kept ahead: as many as were written since the partition was opened, within these bounds.
 const LEAST: u64 = 256 << 10;
-const MOST: u64 = 8 << 20;
+const MOST: u64 = 2 << 20;
+
+/// Bytes of one piece.
+const PIECE: u64 = 256 << 10;
 
 /// What decides it: how much was written, and how much at a time.
 #[derive(Debug, Default)]
@@ -66,7 +69,7 @@ impl ZeroAhead {
         }
         // What is behind is left to the commits: they are faster than the zeros just now.
         let start = zeroed.max(end).next_multiple_of(BLOCK);
-        let range = start..(allocated - allocated % BLOCK).min(start.saturating_add(distance / 2).next_multiple_of(BLOCK));
+        let range = start..(allocated - allocated % BLOCK).min(start.saturating_add(PIECE.min(distance / 2)));
         (!range.is_empty()).then_some(range)
     }
 
@@ -110,10 +113,10 @@ mod tests {
         assert_eq!(after(&[1000]).next(1000, 4096, 5000), None);
         assert_eq!(after(&[1000]).next(1000, 4096, 9000), Some(4096..8192));
         let busy = after(&[1000; 100_000]);
-        assert_eq!(busy.next(10 << 20, 10 << 20, 1 << 30), Some(10 << 20..14 << 20));
-        assert_eq!(busy.next(10 << 20, 15 << 20, 1 << 30), None);
+        assert_eq!(busy.next(10 << 20, 10 << 20, 1 << 30), Some(10 << 20..(10 << 20) + PIECE));
+        assert_eq!(busy.next(10 << 20, (11 << 20) + 1, 1 << 30), None);
         // Overtaken: what lies between is written by the commits themselves.
-        assert_eq!(busy.next((20 << 20) + 1, 15 << 20, 1 << 30), Some((20 << 20) + 4096..(24 << 20) + 4096));
+        assert_eq!(busy.next((20 << 20) + 1, 15 << 20, 1 << 30), Some((20 << 20) + 4096..(20 << 20) + 4096 + PIECE));
         assert_eq!(busy.of_next_segment(64 << 20), 64 << 20);
         assert_eq!(after(&[5000, 4000]).of_next_segment(64 << 20), 8192);
         assert_eq!(after(&[1 << 20]).of_next_segment(64 << 20), 0);
