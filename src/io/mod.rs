@@ -168,6 +168,9 @@ pub trait File: Debug + Send + Sync {
     /// Forgets what the page cache holds of the file and need not write, so that the next read asks the device. After a
     /// sync that failed the cache may hold what the device does not.
     fn evict(&self) -> io::Result<()>;
+    /// Where the file system keeps data next, from `position` on, as far as it tells: every byte before that reads as a zero.
+    /// None if there are only such bytes up to the end.
+    fn next_data(&self, position: u64) -> io::Result<Option<u64>>;
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -235,6 +235,17 @@ impl File for OsFile {
         Ok(rustix::fs::fadvise(&self.0, 0, None, rustix::fs::Advice::DontNeed)?)
     }
 
+    fn next_data(&self, position: u64) -> io::Result<Option<u64>> {
+        // Moves the descriptor's own position, which nothing here uses.
+        match rustix::fs::seek(&self.0, rustix::fs::SeekFrom::Data(position)) {
+            Ok(at) => Ok(Some(at.max(position))),
+            Err(Errno::NXIO) => Ok(None),
+            // A file system that does not tell.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(position)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
     }

@@ -20,7 +20,11 @@ pub fn read_exact_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Res
 /// Reads until `into` is full or the file ends, and tells how much that was. Not for files opened for direct I/O, whose end
 /// need not be a block's.
 pub fn read_up_to_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    let mut progress = Progress::new(Action::Read, into.len(), 1);
+    read_pieces_at(file, into, position, 1)
+}
+
+fn read_pieces_at(file: &dyn File, into: &mut [u8], position: u64, align: usize) -> io::Result<usize> {
+    let mut progress = Progress::new(Action::Read, into.len(), align);
     while !progress.piece().is_empty() {
         let result = file.read_at(&mut into[progress.piece()], position + to_u64(progress.done));
         if let Next::End = progress.advance(result)? {
@@ -28,6 +32,11 @@ pub fn read_up_to_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Res
         }
     }
     progress.outcome(Action::Read)
+}
+
+/// [`read_up_to_at`] for files opened for direct I/O: whole blocks, in aligned memory.
+pub fn read_blocks_up_to_at(file: &dyn File, into: &mut [u8], position: u64) -> io::Result<usize> {
+    read_pieces_at(file, into, position, usize::try_from(BLOCK).expect("usize is 64 bits wide"))
 }
 
 /// Writes all of `from`, each piece durable where asked. Not for files opened for direct I/O: see [`write_blocks_at`].

@@ -67,10 +67,13 @@ impl Judged {
         let path = dir.join(Name { base, kind: Kind::Log }.to_string());
         let log = disk.open(&path, Open::WRITE).map_err(Error::io("open", &path))?;
         let len = log.len().map_err(Error::io("measure", &path))?;
-        let way = Way { log: &*log, path: &path, base, len, interval: config.index_interval };
         let checkpoint = checkpoint.filter(|checkpoint| checkpoint.base == base);
         let wanted = checkpoint.filter(|_| opening.recovery == Recovery::FromCheckpoint);
         let trusted = wanted.and_then(|checkpoint| trusted_entries(disk, dir, checkpoint, config.index_interval));
+        // Past the page cache, where that is possible: what is read once needs no place in it.
+        let direct = disk.open(&path, Open { direct: true, ..Open::READ }).ok();
+        let scanned = direct.as_ref().unwrap_or(&log);
+        let way = Way { log: &**scanned, direct: direct.is_some(), path: &path, base, len, interval: config.index_interval };
         let (walk, found) = match (wanted, &trusted) {
             (Some(checkpoint), Some(trusted)) if checkpoint.clean && checkpoint.position == len && trusted.all => {
                 (untouched(checkpoint), Finding::Clean)

@@ -230,7 +230,7 @@ fn find_abandoned(
         return Ok(None);
     }
     let (log, len, path) = open_log(disk, dir, before)?;
-    let way = Way { log: &*log, path: &path, base: before, len, interval: config.index_interval };
+    let way = Way { log: &*log, direct: false, path: &path, base: before, len, interval: config.index_interval };
     if sealed.walk_from_index(disk, dir, way, report)?.is_some_and(|walk| walk.next_offset == last) {
         return Ok(None);
     }
@@ -289,7 +289,7 @@ impl Sealed {
     fn check(&self, disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, report: &mut PartitionReport) -> Result<End> {
         let Self { base, next } = *self;
         let (log, len, path) = open_log(disk, dir, base)?;
-        let way = Way { log: &*log, path: &path, base, len, interval: config.index_interval };
+        let way = Way { log: &*log, direct: false, path: &path, base, len, interval: config.index_interval };
         if let Some(walk) = self.walk_from_index(disk, dir, way, report)?
             && walk.next_offset == next
         {

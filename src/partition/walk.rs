@@ -13,6 +13,8 @@ use crate::segment::{self, Found, IndexEntry, Scanner, Segment, Step};
 #[derive(Clone, Copy)]
 pub(super) struct Way<'a> {
     pub(super) log: &'a dyn File,
+    /// Opened for direct I/O.
+    pub(super) direct: bool,
     pub(super) path: &'a Path,
     pub(super) base: u64,
     /// Treated as the end of the file.
@@ -59,7 +61,8 @@ impl<'a> Way<'a> {
     }
 
     fn walk(self, from: (u64, u64), through: Option<(u64, u64)>) -> Result<Walk> {
-        let mut scanner = Scanner::new(self.log, self.path, from.1, from.0, self.len);
+        let scanner = Scanner::new(self.log, self.path, from.1, from.0, self.len);
+        let mut scanner = if self.direct { scanner.in_blocks() } else { scanner };
         let mut entries = Vec::new();
         let (mut first_timestamp, mut last_timestamp) = (None, 0);
         let mut passed = through.is_none();

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::WINDOW;
+use super::scan::is_zero;
 use crate::io::transfer::{read_exact_at, write_all_at};
 use crate::io::{Disk, File, Open};
 use crate::record::{HEADER_BYTES, Header, checksum, to_u64, to_usize};
@@ -80,7 +81,8 @@ fn last_set_byte(log: &dyn File, range: Range<u64>) -> io::Result<Option<u64>> {
         let start = end.saturating_sub(to_u64(WINDOW)).max(range.start);
         window.resize(to_usize(end - start), 0);
         read_exact_at(log, &mut window, start)?;
-        if let Some(index) = window.iter().rposition(|&byte| byte != 0) {
+        if !is_zero(&window) {
+            let index = window.iter().rposition(|&byte| byte != 0).expect("one byte is not zero");
             return Ok(Some(start + to_u64(index)));
         }
         end = start;

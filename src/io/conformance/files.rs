@@ -13,6 +13,7 @@ in_every_mode! {
     reads_end_at_the_end
     a_file_may_end_inside_a_block
     holes_are_zeros
+    data_is_never_passed_over
     set_len_cuts_and_extends
     what_was_cut_off_never_comes_back
     allocation_extends_with_zeros
@@ -45,6 +46,26 @@ fn allocates(file: &dyn File) -> bool {
             false
         }
     }
+}
+
+fn data_is_never_passed_over(disk: &dyn Disk, dir: &Path, mode: Mode) {
+    let file = new(disk, dir, mode);
+    let _ = allocates(&*file) && file.allocate(0..40 * B).is_ok();
+    file.set_len(40 * B).unwrap();
+    for (at, durable) in [(7, false), (20, true), (39, false)] {
+        file.write_at(&blocks(&[1]), at * B, durable).unwrap();
+    }
+    for sync in [false, true] {
+        if sync {
+            file.sync().unwrap();
+        }
+        for from in 0..40 {
+            let next = [7, 20, 39].into_iter().find(|&at| at >= from).unwrap();
+            let found = file.next_data(from * B).unwrap().expect("there is data behind");
+            assert!(found >= from * B && found <= next * B, "from block {from}: {found}");
+        }
+    }
+    assert!(file.next_data(40 * B).unwrap().is_none_or(|at| at >= 40 * B));
 }
 
 fn what_was_written_is_read(disk: &dyn Disk, dir: &Path, mode: Mode) {

@@ -295,6 +295,10 @@ impl File for FlakyFile {
         Ok(())
     }
 
+    fn next_data(&self, position: u64) -> io::Result<Option<u64>> {
+        Ok(Some(position))
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
