@@ -2,7 +2,12 @@
 //!
 //! A pair of ends over a slot. The answering end, dropped without an answer, tells the other that none will come. Either end
 //! may be on any thread.
+//!
+//! Many are answered at once by [`Crowd`]: the answers are all there before anybody is woken, then two are woken, and whoever
+//! wakes wakes two more. Waking a thread costs more than appending a record, and the one thread that all of them wait for
+//! next has better things to do.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +23,7 @@ pub(super) struct Reply<T> {
     slot: Arc<Slot<T>>,
     /// Where the slot goes once it was answered.
     pool: Option<Pool<T>>,
+    answered: AtomicBool,
 }
 
 /// Slots that are used again. Clones share them.
@@ -43,24 +49,104 @@ struct Slot<T> {
 }
 
 #[derive(Debug)]
-enum State<T> {
+struct State<T> {
+    answer: Answered<T>,
+    /// Somebody waits, or is about to.
+    waiting: bool,
+    /// Whom the one who waits here is to wake next.
+    next: Option<Arc<Sleepers<T>>>,
+}
+
+#[derive(Debug)]
+enum Answered<T> {
     Open,
-    Answered(T),
+    With(T),
     Gone,
+}
+
+/// Slots that were answered and whose owners were not woken yet.
+#[derive(Debug)]
+struct Sleepers<T>(Mutex<Vec<Arc<Slot<T>>>>);
+
+/// How many each wakes: few, so that none of them is held up, and more than one, so that a long queue is woken soon.
+const FAN_OUT: usize = 2;
+
+impl<T> Sleepers<T> {
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<Slot<T>>>> {
+        // A push or a pop is whole or did not happen.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes some, and leaves the others to them.
+    fn wake(this: &Arc<Self>) {
+        for _ in 0..FAN_OUT {
+            loop {
+                let Some(slot) = this.list().pop() else { return };
+                // One whose owner looked in the meantime needs nobody; its slot may even serve another pair by now. If somebody
+                // waits there, that one wakes, and passes this on, whatever it waits for.
+                let mut state = slot.state();
+                if state.waiting && state.next.is_none() {
+                    state.next = Some(Arc::clone(this));
+                    drop(state);
+                    slot.changed.notify_one();
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Answers many at once. Keeps its memory.
+#[derive(Debug)]
+pub(super) struct Crowd<T> {
+    sleepers: Vec<Arc<Sleepers<T>>>,
+}
+
+impl<T> Crowd<T> {
+    pub(super) fn new() -> Self {
+        Self { sleepers: Vec::new() }
+    }
+
+    /// Answers all, and sees to it that all who wait are woken.
+    pub(super) fn answer(&mut self, answers: impl Iterator<Item = (Answerer<T>, T)>) {
+        // One that nobody else holds is through.
+        let index = self.sleepers.iter_mut().position(|sleepers| Arc::get_mut(sleepers).is_some());
+        let index = index.unwrap_or_else(|| {
+            self.sleepers.push(Arc::new(Sleepers(Mutex::default())));
+            self.sleepers.len() - 1
+        });
+        let sleepers = &self.sleepers[index];
+        {
+            let mut list = sleepers.list();
+            list.clear();
+            list.extend(answers.filter_map(|(mut answerer, answer)| {
+                let slot = answerer.0.take()?;
+                let waiting = {
+                    let mut state = slot.state();
+                    state.answer = Answered::With(answer);
+                    state.waiting
+                };
+                waiting.then_some(slot)
+            }));
+            // The first that came is woken first.
+            list.reverse();
+        }
+        Sleepers::wake(sleepers);
+    }
 }
 
 impl<T> Slot<T> {
     fn new() -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Open), changed: Condvar::new() })
+        Arc::new(Self { state: Mutex::new(State { answer: Answered::Open, waiting: false, next: None }), changed: Condvar::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        // One assignment changes it: whole at every moment that a panic could leave it.
+        // Single assignments change it: whole at every moment that a panic could leave it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, state: State<T>) {
-        *self.state() = state;
+    fn set(&self, answer: Answered<T>) {
+        self.state().answer = answer;
         // Without the lock, so that whoever wakes finds it free. By now the slot may serve another pair, which finds itself
         // woken for nothing and waits on.
         self.changed.notify_one();
@@ -70,7 +156,7 @@ impl<T> Slot<T> {
 /// A pair in memory of its own.
 pub(super) fn pair<T>() -> (Answerer<T>, Reply<T>) {
     let slot = Slot::new();
-    (Answerer(Some(Arc::clone(&slot))), Reply { slot, pool: None })
+    (Answerer(Some(Arc::clone(&slot))), Reply { slot, pool: None, answered: AtomicBool::new(false) })
 }
 
 impl<T> Pool<T> {
@@ -83,7 +169,7 @@ impl<T> Pool<T> {
     /// A pair whose memory comes from the pool, and goes back to it once the answer was taken.
     pub(super) fn pair(&self) -> (Answerer<T>, Reply<T>) {
         let slot = self.take.try_recv().unwrap_or_else(|_| Slot::new());
-        (Answerer(Some(Arc::clone(&slot))), Reply { slot, pool: Some(self.clone()) })
+        (Answerer(Some(Arc::clone(&slot))), Reply { slot, pool: Some(self.clone()), answered: AtomicBool::new(false) })
     }
 }
 
@@ -97,7 +183,7 @@ impl<T> Answerer<T> {
     /// Answers. Nobody may be waiting any more.
     pub(super) fn send(mut self, answer: T) {
         if let Some(slot) = self.0.take() {
-            slot.set(State::Answered(answer));
+            slot.set(Answered::With(answer));
         }
     }
 }
@@ -105,7 +191,7 @@ impl<T> Answerer<T> {
 impl<T> Drop for Answerer<T> {
     fn drop(&mut self) {
         if let Some(slot) = self.0.take() {
-            slot.set(State::Gone);
+            slot.set(Answered::Gone);
         }
     }
 }
@@ -113,32 +199,13 @@ impl<T> Drop for Answerer<T> {
 impl<T> Reply<T> {
     /// Waits for the answer; none if none will come.
     pub(super) fn wait(self) -> Option<T> {
-        let mut state = self.slot.state();
-        loop {
-            match self.taken(&mut state) {
-                Ok(answer) => return Some(answer),
-                Err(NoReply::Gone) => return None,
-                Err(NoReply::Pending) => state = self.slot.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
+        self.wait_until(None).ok()
     }
 
     /// Waits at most so long.
     pub(super) fn wait_timeout(&self, timeout: Duration) -> Result<T, NoReply> {
         // A time that no clock can show is no limit.
-        let deadline = Instant::now().checked_add(timeout);
-        let mut state = self.slot.state();
-        loop {
-            match self.taken(&mut state) {
-                Err(NoReply::Pending) => {}
-                result => return result,
-            }
-            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Err(NoReply::Pending);
-            }
-            state = self.slot.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.wait_until(Instant::now().checked_add(timeout))
     }
 
     /// The answer, if it is there.
@@ -146,21 +213,65 @@ impl<T> Reply<T> {
         self.taken(&mut self.slot.state())
     }
 
-    /// Takes the answer out. With it the slot is free for the next pair: the answering end let go of it before it answered.
-    fn taken(&self, state: &mut State<T>) -> Result<T, NoReply> {
-        match std::mem::replace(state, State::Open) {
-            State::Answered(answer) => {
-                if let Some(pool) = &self.pool {
-                    // A full pool has enough.
-                    let _ = pool.put.try_send(Arc::clone(&self.slot));
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<T, NoReply> {
+        let mut state = self.slot.state();
+        let result = loop {
+            match self.taken(&mut state) {
+                Err(NoReply::Pending) => {}
+                result => break result,
+            }
+            state.waiting = true;
+            state = match deadline {
+                None => self.slot.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break Err(NoReply::Pending);
+                    }
+                    self.slot.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                 }
+            };
+            if let Some(next) = state.next.take() {
+                // Whoever was woken wakes others first: they may have waited for longer.
+                drop(state);
+                Sleepers::wake(&next);
+                state = self.slot.state();
+            }
+        };
+        state.waiting = false;
+        // It came just now, between the last wait and the end of the time.
+        if let Some(next) = state.next.take() {
+            drop(state);
+            Sleepers::wake(&next);
+        }
+        result
+    }
+
+    /// Takes the answer out.
+    fn taken(&self, state: &mut State<T>) -> Result<T, NoReply> {
+        match std::mem::replace(&mut state.answer, Answered::Open) {
+            Answered::With(answer) => {
+                self.answered.store(true, Ordering::Relaxed);
                 Ok(answer)
             }
-            State::Open => Err(NoReply::Pending),
-            State::Gone => {
-                *state = State::Gone;
+            Answered::Open => Err(NoReply::Pending),
+            Answered::Gone => {
+                state.answer = Answered::Gone;
                 Err(NoReply::Gone)
             }
+        }
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        // Once it was answered, the answering end has let go of it, and it can serve the next pair. One that was dropped
+        // before its answer came cannot.
+        if let Some(pool) = &self.pool
+            && self.answered.load(Ordering::Relaxed)
+        {
+            // A full pool has enough.
+            let _ = pool.put.try_send(Arc::clone(&self.slot));
         }
     }
 }
@@ -225,5 +336,53 @@ mod tests {
         }
         server.join().unwrap();
         assert!(!pool.take.is_empty());
+    }
+
+    #[test]
+    fn a_crowd_is_answered_whole_however_its_members_wait() {
+        let pool = Pool::new(64);
+        let (requests, asked) = crossbeam_channel::bounded::<(u64, Answerer<u64>)>(64);
+        let server = thread::spawn(move || {
+            let mut crowd = Crowd::new();
+            let mut waiting = Vec::new();
+            while let Ok(request) = asked.recv() {
+                waiting.push(request);
+                waiting.extend(asked.try_iter());
+                crowd.answer(waiting.drain(..).map(|(number, answerer)| (answerer, number * 2)));
+            }
+            crowd.sleepers.len()
+        });
+        let clients: Vec<_> = (0..24_u64)
+            .map(|client| {
+                let (pool, requests) = (pool.clone(), requests.clone());
+                thread::spawn(move || {
+                    for round in 0..1_000 {
+                        let number = client * 100_000 + round;
+                        let (answerer, reply) = pool.pair();
+                        requests.send((number, answerer)).unwrap();
+                        let answer = loop {
+                            // Some give up waiting again and again, at every moment.
+                            let answer = match (client + round) % 4 {
+                                0 => reply.try_take(),
+                                1 => reply.wait_timeout(Duration::from_nanos(round * 37 % 50_000)),
+                                2 => reply.wait_timeout(Duration::MAX),
+                                _ => break reply.wait().unwrap(),
+                            };
+                            match answer {
+                                Ok(answer) => break answer,
+                                Err(NoReply::Pending) => thread::yield_now(),
+                                Err(NoReply::Gone) => panic!("the server answers all"),
+                            }
+                        };
+                        assert_eq!(answer, number * 2);
+                    }
+                })
+            })
+            .collect();
+        drop(requests);
+        for client in clients {
+            client.join().unwrap();
+        }
+        assert!(server.join().unwrap() < 24, "its memory is used again");
     }
 }

@@ -25,7 +25,7 @@ use super::checkpoint::Checkpoint;
 use super::commit::{Commit, Lists, Waiter};
 use super::queue::{Bell, Hearing, Inbox, Message, WORTH_WAKING, Where};
 use super::recent::Memory;
-use super::reply::Answerer;
+use super::reply::{Answerer, Crowd};
 use super::ticket::Answer;
 use super::upkeep::{Done, Job, Upkeep};
 use super::zeroing::ZeroAhead;
@@ -47,7 +47,7 @@ const CHECKPOINT_BYTES: u64 = 32 << 20;
 const CHECKPOINT_AGE: Duration = Duration::from_secs(5);
 
 /// So many waiters are answered in less time than it takes to leave a write to the ring.
-const FEW_WAITERS: usize = 2;
+const FEW_WAITERS: usize = 100000;
 
 const COMMIT: Token = Token(0);
 
@@ -134,6 +134,7 @@ pub(super) struct Writer {
     finished: VecDeque<Commit>,
     /// Their records are as durable as they asked for; they are not told yet.
     unanswered: Vec<Waiter>,
+    crowd: Crowd<Answer>,
     syncs: Vec<(u64, Answerer<Result<()>>)>,
     closing: Option<Answerer<Result<()>>>,
     shared: Arc<Shared>,
@@ -190,6 +191,7 @@ impl Writer {
             flight: None,
             finished: VecDeque::new(),
             unanswered: Vec::new(),
+            crowd: Crowd::new(),
             syncs: Vec::new(),
             closing: None,
             clock,
@@ -602,9 +604,11 @@ impl Writer {
 
     /// Answers who waits for records that were published.
     fn answer(&mut self) {
-        for Waiter { answer, offsets } in self.unanswered.drain(..) {
+        match self.unanswered.len() {
+            0 => {}
             // A dropped ticket is an append that nobody waits for.
-            answer.send(Ok(offsets));
+            1 => self.unanswered.drain(..).for_each(|Waiter { answer, offsets }| answer.send(Ok(offsets))),
+            _ => self.crowd.answer(self.unanswered.drain(..).map(|Waiter { answer, offsets }| (answer, Ok(offsets)))),
         }
     }
 
