@@ -3,8 +3,11 @@
 //! With direct I/O the buffer stands for whole blocks of the log: it begins with the bytes of the block that holds the
 //! end of the log, unchanged, and ends with zeros up to a block's end. Rewriting equal bytes cannot harm an acknowledged
 //! record, whatever part of the write a crash leaves.
+//!
+//! Through the page cache any bytes are written: there a large batch is completed where it is, and is a commit of its own.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::time::Duration;
 
 use super::reply::Answerer;
 use super::ticket::Answer;
@@ -26,11 +29,31 @@ pub(super) struct Lists {
     pub(super) entries: Vec<IndexEntry>,
 }
 
+/// The memory that a commit is written from.
+#[derive(Debug)]
+pub(super) enum Memory {
+    /// Records copied together.
+    Buffer(Buffer),
+    /// One batch, as it came.
+    Batch(Batch),
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Buffer(buffer) => buffer,
+            Self::Batch(batch) => batch.stored(),
+        }
+    }
+}
+
 /// Records on their way to one write.
 #[derive(Debug)]
 pub(super) struct Commit {
     /// Its own until the write takes it.
-    buffer: Option<Buffer>,
+    memory: Option<Memory>,
     /// Where the buffer's first byte lies in the log.
     at: u64,
     /// Where the first new record lies in the log.
@@ -42,16 +65,18 @@ pub(super) struct Commit {
     end_offset: u64,
     pub(super) lists: Lists,
     /// When its first record came, for the linger.
-    pub(super) since: std::time::Duration,
+    pub(super) since: Duration,
+    /// When its write began, and whether all of it went into space that was written before.
+    pub(super) launched: (Duration, bool),
 }
 
 impl Commit {
     /// An empty commit whose first record goes to byte `start` of the log, behind `prefix`, the bytes of its block before it.
-    pub(super) fn new(mut buffer: Buffer, start: u64, prefix: &[u8], lists: Lists, since: std::time::Duration) -> Self {
+    pub(super) fn new(mut buffer: Buffer, start: u64, prefix: &[u8], lists: Lists, since: Duration) -> Self {
         buffer[..prefix.len()].copy_from_slice(prefix);
         let at = start - to_u64(prefix.len());
         Self {
-            buffer: Some(buffer),
+            memory: Some(Memory::Buffer(buffer)),
             at,
             start,
             used: prefix.len(),
@@ -59,7 +84,14 @@ impl Commit {
             end_offset: 0,
             lists,
             since,
+            launched: (since, false),
         }
+    }
+
+    /// A commit of one batch alone, whose records were completed in place: the last one is `end_offset - 1`.
+    pub(super) fn of_batch(batch: Batch, start: u64, end_offset: u64, lists: Lists, since: Duration) -> Self {
+        let (used, records) = (to_usize(batch.bytes()), batch.len());
+        Self { memory: Some(Memory::Batch(batch)), at: start, start, used, records, end_offset, lists, since, launched: (since, false) }
     }
 
     /// Where its first record begins, in the log.
@@ -88,7 +120,7 @@ impl Commit {
     /// Whether `bytes` more fit in the buffer, padding included.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         // The buffer is whole blocks, so the padding always fits where the bytes do.
-        self.buffer.as_ref().is_some_and(|buffer| self.used + bytes <= buffer.len())
+        matches!(&self.memory, Some(Memory::Buffer(buffer)) if self.used + bytes <= buffer.len())
     }
 
     /// Adds the record at byte `at` of the batch, which occupies `bytes`; there must be room.
@@ -100,19 +132,22 @@ impl Commit {
         self.end_offset = offset + 1;
     }
 
-    /// Ends the commit: gives the buffer, which of its bytes to write, and where in the log they go.
+    /// Ends the commit: gives the memory, which of its bytes to write, and where in the log they go.
     ///
     /// With `blocks` these are whole blocks, the last one filled up with zeros, and `last_block` becomes the bytes of the
     /// block that holds the end: the next commit's prefix.
-    pub(super) fn launch(&mut self, blocks: bool, last_block: &mut Vec<u8>) -> (Buffer, Range<usize>, u64) {
+    pub(super) fn launch(&mut self, blocks: bool, last_block: &mut Vec<u8>) -> (Memory, Range<usize>, u64) {
         last_block.clear();
         let used = self.used;
-        let written = if blocks { to_usize(to_u64(used).next_multiple_of(BLOCK)) } else { used };
-        let partial = if blocks { to_usize(self.end() % BLOCK) } else { 0 };
-        let buffer = self.buffer_mut();
-        buffer[used..written].fill(0);
-        last_block.extend_from_slice(&buffer[used - partial..used]);
-        (self.buffer.take().expect("checked by buffer_mut"), 0..written, self.at)
+        let mut written = used;
+        if blocks {
+            written = to_usize(to_u64(used).next_multiple_of(BLOCK));
+            let partial = to_usize(self.end() % BLOCK);
+            let buffer = self.buffer_mut();
+            buffer[used..written].fill(0);
+            last_block.extend_from_slice(&buffer[used - partial..used]);
+        }
+        (self.memory.take().expect("a commit is launched once"), 0..written, self.at)
     }
 
     /// Where its write ends: past the padding.
@@ -126,6 +161,9 @@ impl Commit {
     }
 
     fn buffer_mut(&mut self) -> &mut Buffer {
-        self.buffer.as_mut().expect("a commit has its buffer until it is launched")
+        match &mut self.memory {
+            Some(Memory::Buffer(buffer)) => buffer,
+            _ => unreachable!("only a commit that has a buffer, and was not launched, is filled or padded"),
+        }
     }
 }

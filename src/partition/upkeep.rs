@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -57,7 +58,8 @@ pub(super) enum Done {
     Index,
     /// The log's length now; whether it was a sync that failed, which says more than that there is no room.
     Extend(Result<u64, Unextended>),
-    Zero(Range<u64>, io::Result<()>),
+    /// How long it took.
+    Zero(Range<u64>, io::Result<Duration>),
     Prepare(Result<Prepared>),
     Seal(Result<()>),
     Checkpoint,
@@ -100,8 +102,9 @@ impl Job {
             }
             Self::Extend { log, range, durable } => Done::Extend(active::extend(&*log, range, durable)),
             Self::Zero { log, direct, range } => {
+                let begun = Instant::now();
                 let result = zeros.write(&*log, direct, &range);
-                Done::Zero(range, result)
+                Done::Zero(range, result.map(|()| begun.elapsed()))
             }
             Self::Prepare { room, zeros: wanted } => {
                 let prepared = Prepared::make(shared, room).map(|mut prepared| {

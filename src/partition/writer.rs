@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::active::{Active, NoSegment, Prepared};
 use super::checkpoint::Checkpoint;
-use super::commit::{Commit, Lists, Waiter};
+use super::commit::{self, Commit, Lists, Waiter};
 use super::queue::{Bell, Hearing, Inbox, Message, WORTH_WAKING, Where};
 use super::recent::Memory;
 use super::reply::{Answerer, Crowd};
@@ -34,7 +34,7 @@ use crate::clock::Clock;
 use crate::config::{Durability, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::transfer::{self, Place, Transfers, write_all_at, write_blocks_at};
-use crate::io::{Action, BLOCK, Buffer, Slot, Token};
+use crate::io::{Action, BLOCK, Slot, Token};
 use crate::record::{Batch, to_u64, to_usize};
 use crate::segment::{IndexEntry, Kind, Segment, is_indexed};
 
@@ -45,9 +45,6 @@ const PENDING_ENTRIES: usize = 4096;
 /// A checkpoint is written after so many bytes, or so long after the first of them: about what a restart reads in 50 ms.
 const CHECKPOINT_BYTES: u64 = 32 << 20;
 const CHECKPOINT_AGE: Duration = Duration::from_secs(5);
-
-/// So many waiters are answered in less time than it takes to leave a write to the ring.
-const FEW_WAITERS: usize = 100000;
 
 const COMMIT: Token = Token(0);
 
@@ -345,6 +342,10 @@ impl Writer {
     fn place(&mut self, mut carried: Carried) -> Result<bool> {
         carried.waits = false;
         loop {
+            if self.is_commit_of_its_own(&carried) && self.has_room_for_rest(&mut carried)? {
+                self.take_as_commit(carried);
+                return Ok(true);
+            }
             match self.place_records(&mut carried) {
                 Ok(None) => {
                     let Carried { batch, answer, first, placed, .. } = carried;
@@ -425,6 +426,49 @@ impl Writer {
         Ok(None)
     }
 
+    /// Whether the batch is worth a commit without others, which spares copying it: where any bytes can be written, and the call
+    /// costs little beside the bytes.
+    fn is_commit_of_its_own(&self, carried: &Carried) -> bool {
+        let (config, bytes) = (&self.shared.config, carried.batch.bytes());
+        !self.active.direct
+            && self.open.is_none()
+            && carried.at == 0
+            && (WORTH_WAKING..=config.commit_bytes).contains(&bytes)
+            && carried.batch.len() <= config.commit_records
+            && self.end + bytes <= config.segment_bytes
+    }
+
+    fn has_room_for_rest(&mut self, carried: &mut Carried) -> Result<bool> {
+        if carried.has_room {
+            return Ok(true);
+        }
+        match self.make_room(carried, self.end, to_usize(carried.batch.bytes())) {
+            // Refused by the way that all batches go.
+            Err(Error::DiskFull { .. }) => Ok(false),
+            result => result,
+        }
+    }
+
+    /// Makes the batch the open commit.
+    fn take_as_commit(&mut self, carried: Carried) {
+        let Carried { mut batch, answer, first, timestamp, .. } = carried;
+        let mut lists = self.spare_lists.pop().unwrap_or_default();
+        let base = self.active.segment.base();
+        let (start, mut at) = (self.end, 0);
+        while let Some(bytes) = batch.record_bytes(at) {
+            batch.complete_record(at, self.next_offset, timestamp);
+            if is_indexed(base, self.next_offset, self.shared.config.index_interval) {
+                lists.entries.push(IndexEntry { offset: self.next_offset, position: start + to_u64(at), timestamp });
+            }
+            at += bytes;
+            self.next_offset = self.next_offset.checked_add(1).expect("fewer than 2^64 records");
+        }
+        self.end = start + to_u64(at);
+        self.last_timestamp = timestamp;
+        lists.waiters.push(Waiter { answer, offsets: first..self.next_offset });
+        self.open = Some(Commit::of_batch(batch, start, self.next_offset, lists, self.clock.monotonic()));
+    }
+
     /// Room for as much of the batch as can go into this segment, before any of that is encoded: a disk that is full
     /// refuses whole batches, except those that span segments. False if it is worth waiting for.
     fn make_room(&mut self, carried: &mut Carried, position: u64, bytes: usize) -> Result<bool> {
@@ -489,9 +533,10 @@ impl Writer {
         matches!((&self.open, &self.under_way.zeros), (Some(open), Some(zeros)) if meets(open, zeros))
     }
 
-    /// Whether there is enough to do during the next write to leave it to the ring. A plain call is done sooner.
+    /// Whether there is enough to do during the next write to leave it to the ring: as much as came during the last one. A plain
+    /// call is done sooner.
     fn has_something_to_do_meanwhile(&self) -> bool {
-        self.unanswered.len() > FEW_WAITERS || self.came_meanwhile >= WORTH_WAKING
+        self.came_meanwhile >= WORTH_WAKING
     }
 
     /// Starts the open commit's write if it is due and nothing is in its way.
@@ -507,23 +552,26 @@ impl Writer {
             self.answer();
         }
         let Some(mut commit) = self.open.take() else { return Ok(()) };
-        let (mut buffer, range, position) = commit.launch(direct, &mut self.last_block);
-        let unused = buffer.split_off(to_usize(to_u64(range.end).next_multiple_of(BLOCK)));
-        self.memory.give_back(unused);
+        commit.launched = (self.clock.monotonic(), commit.written_end(direct) <= self.active.zeroed);
+        let (mut memory, range, position) = commit.launch(direct, &mut self.last_block);
+        if let commit::Memory::Buffer(buffer) = &mut memory {
+            let unused = buffer.split_off(to_usize(to_u64(range.end).next_multiple_of(BLOCK)));
+            self.memory.give_back(unused);
+        }
         let durable = self.shared.config.durability == Durability::Durable;
-        match &mut self.ring {
-            Some(ring) if by_ring => {
+        match (&mut self.ring, memory) {
+            (Some(ring), commit::Memory::Buffer(buffer)) if by_ring => {
                 self.flight = Some(commit);
                 let place = Place { slot: ring.slot, position, direct };
                 ring.transfers.start(COMMIT, Action::Write { durable }, place, buffer, range);
+                Ok(())
             }
-            _ => {
+            (_, memory) => {
                 let write = if direct { write_blocks_at } else { write_all_at };
-                let result = write(&*self.active.log, &buffer[range], position, durable);
-                self.complete(commit, buffer, result)?;
+                let result = write(&*self.active.log, &memory[range], position, durable);
+                self.complete(commit, memory, result)
             }
         }
-        Ok(())
     }
 
     fn reap(&mut self) -> Result<()> {
@@ -531,27 +579,30 @@ impl Writer {
             && let Some(transfer::Done { result, buffer, .. }) = ring.transfers.next().map_err(Error::io("reap completions of", &self.shared.dir))?
         {
             let commit = self.flight.take().expect("only a commit in flight completes");
-            self.complete(commit, buffer, result.map(|_| ()))?;
+            self.complete(commit, commit::Memory::Buffer(buffer), result.map(|_| ()))?;
         }
         Ok(())
     }
 
     /// Takes the end of a commit's write.
-    fn complete(&mut self, commit: Commit, buffer: Buffer, result: io::Result<()>) -> Result<()> {
+    fn complete(&mut self, commit: Commit, memory: commit::Memory, result: io::Result<()>) -> Result<()> {
         self.came_meanwhile = self.inbox.queued_bytes() + self.open.as_ref().map_or(0, Commit::bytes);
         match result {
-            Err(error) if self.active.direct && error.kind() == io::ErrorKind::InvalidInput => self.write_through_the_page_cache(&commit, &buffer),
+            Err(error) if self.active.direct && error.kind() == io::ErrorKind::InvalidInput => self.write_through_the_page_cache(&commit, &memory),
             // The path is made only where it is told.
             result => result.map_err(|error| Error::io("write", &self.active.segment.path(Kind::Log))(error)),
         }?;
         let place = (commit.written_start(), commit.start(), commit.end());
-        if self.active.direct {
-            self.memory.keep(&self.shared.recent, self.active.segment.base(), place, buffer);
-        } else {
+        match memory {
+            commit::Memory::Buffer(buffer) if self.active.direct => {
+                self.memory.keep(&self.shared.recent, self.active.segment.base(), place, buffer);
+            }
             // The page cache holds it.
-            self.memory.give_back(buffer);
+            commit::Memory::Buffer(buffer) => self.memory.give_back(buffer),
+            commit::Memory::Batch(batch) => self.inbox.give_back(batch),
         }
-        self.zero_ahead.commit(commit.end() - commit.written_start());
+        let (begun, into_written) = commit.launched;
+        self.zero_ahead.commit(commit.end() - commit.written_start(), self.clock.monotonic().saturating_sub(begun), into_written);
         self.active.zeroed = self.active.zeroed.max(commit.end().next_multiple_of(BLOCK));
         if self.under_way.names {
             self.finished.push_back(commit);
@@ -562,13 +613,13 @@ impl Writer {
     }
 
     /// Does the write again where it turns out that direct writes are refused, and goes on in that way.
-    fn write_through_the_page_cache(&mut self, commit: &Commit, buffer: &Buffer) -> Result<()> {
+    fn write_through_the_page_cache(&mut self, commit: &Commit, memory: &commit::Memory) -> Result<()> {
         self.active.go_through_the_page_cache(&self.shared)?;
         self.zero_ahead.stop();
         self.last_block.clear();
         let len = to_usize(commit.end() - commit.written_start());
         let durable = self.shared.config.durability == Durability::Durable;
-        let written = write_all_at(&*self.active.log, &buffer[..len], commit.written_start(), durable);
+        let written = write_all_at(&*self.active.log, &memory[..len], commit.written_start(), durable);
         written.map_err(Error::io("write", &self.active.segment.path(Kind::Log)))
     }
 
@@ -689,9 +740,12 @@ impl Writer {
     }
 
     /// Zeros hold nothing: where they cannot be written, commits only take longer.
-    fn finish_zeros(&mut self, range: &Range<u64>, result: io::Result<()>) {
+    fn finish_zeros(&mut self, range: &Range<u64>, result: io::Result<Duration>) {
         match result {
-            Ok(()) => self.active.zeroed = self.active.zeroed.max(range.end),
+            Ok(took) => {
+                self.active.zeroed = self.active.zeroed.max(range.end);
+                self.zero_ahead.zeros(range.end - range.start, took);
+            }
             Err(error) => {
                 tracing::warn!(%error, path = %self.active.segment.path(Kind::Log).display(), "zeros could not be written ahead");
                 self.zero_ahead.stop();

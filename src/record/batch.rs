@@ -113,6 +113,19 @@ impl Batch {
         Some(to_usize(Header::parse(header).record_bytes()))
     }
 
+    /// Completes the record at byte `at` where it is, with its offset and timestamp.
+    pub(crate) fn complete_record(&mut self, at: usize, offset: u64, timestamp: u64) {
+        let record = &mut self.bytes[at..];
+        let mut header = Header { offset, timestamp, ..Header::parse(record.first_chunk().expect("`at` is the place of a record")) };
+        header.crc = checksum(timestamp, &record[HEADER_BYTES..to_usize(header.record_bytes())]);
+        record[..HEADER_BYTES].copy_from_slice(&header.encode());
+    }
+
+    /// All records in their stored form, as far as they were completed.
+    pub(crate) fn stored(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Copies the record at byte `at` to the start of `into`, completed with its offset and timestamp.
     pub(crate) fn encode_record(&self, at: usize, offset: u64, timestamp: u64, into: &mut [u8]) {
         let header = self.bytes[at..].first_chunk().expect("`at` is the place of a record");
@@ -128,5 +141,28 @@ impl Batch {
 impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch").field("records", &self.records).field("bytes", &self.bytes.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Record;
+
+    #[test]
+    fn a_record_completed_in_place_is_the_one_that_is_copied() {
+        let mut batch = Batch::new();
+        for len in [0, 1, 7, 100, 5000] {
+            batch.push((len % 2 == 1).then_some(b"key"), &vec![9; len]).unwrap();
+        }
+        let mut copied = vec![0; batch.stored().len()];
+        let (mut at, mut offset) = (0, 40);
+        while let Some(bytes) = batch.record_bytes(at) {
+            batch.encode_record(at, offset, 1_234, &mut copied[at..at + bytes]);
+            batch.complete_record(at, offset, 1_234);
+            assert_eq!(Record::decode(&batch.stored()[at..], offset).unwrap().1, bytes);
+            (at, offset) = (at + bytes, offset + 1);
+        }
+        assert_eq!((offset, batch.stored()), (45, &copied[..]));
     }
 }
