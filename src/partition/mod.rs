@@ -468,9 +468,7 @@ fn guard(shared: &Shared, mut writer: Writer) {
     let error = match ended {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error),
-        Err(panic) => {
-            Some(Error::WriterPanicked { path: shared.dir.to_path_buf(), message: panic_message(&*panic) })
-        }
+        Err(panic) => Some(Error::WriterPanicked { path: shared.dir.to_path_buf(), message: panic_message(&*panic) }),
     };
     if let Some(error) = &error {
         tracing::error!(%error, path = %shared.dir.display(), "the partition takes no more appends until it is opened again");

@@ -173,7 +173,8 @@ struct Listed {
 pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
     let is_ours = |entry: &Entry| {
         let name = &entry.name;
-        entry.kind == EntryKind::File && (Name::parse(name).is_some() || segment::is_copy(name) || segment::is_prepared(name) || name == checkpoint::NAME)
+        entry.kind == EntryKind::File
+            && (Name::parse(name).is_some() || segment::is_copy(name) || segment::is_prepared(name) || name == checkpoint::NAME)
     };
     Ok(disk.list(dir)?.iter().all(is_ours))
 }

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::{Shared, panic_message};
 use super::active::{self, Prepared};
 use super::checkpoint::Checkpoint;
 use super::index_files::IndexFiles;
 use super::queue::Bell;
+use super::{Shared, panic_message};
 use crate::error::{Error, Result};
-use crate::io::{Buffer, File};
 use crate::io::transfer::{write_all_at, write_blocks_at};
+use crate::io::{Buffer, File};
 use crate::record::{to_u64, to_usize};
 use crate::segment::{Kind, Segment};
 
@@ -149,7 +149,11 @@ impl Zeros {
         let mut at = range.start;
         while at < range.end {
             let bytes = &zeros[..to_usize(range.end - at).min(ZEROS)];
-            if direct { write_blocks_at(log, bytes, at, false)? } else { write_all_at(log, bytes, at, false)? }
+            if direct {
+                write_blocks_at(log, bytes, at, false)?
+            } else {
+                write_all_at(log, bytes, at, false)?
+            }
             at += to_u64(bytes.len());
         }
         Ok(())

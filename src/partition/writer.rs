@@ -146,6 +146,8 @@ pub(super) struct Writer {
     memory: Memory,
     /// The bytes of the block in which the next commit begins, before its first record.
     last_block: Vec<u8>,
+    /// Whether it was not read yet: only the first append needs it.
+    owes_last_block: bool,
     /// One past the last byte of the last record that has a place.
     end: u64,
     next_offset: u64,
@@ -179,7 +181,6 @@ impl Writer {
         start: Appender,
     ) -> Result<Self> {
         let Appender { active, next_offset, last_timestamp } = start;
-        let last_block = active.last_block(&*shared.disk)?;
         let pending_entries = active.segment.pending().len();
         Ok(Self {
             inbox,
@@ -196,7 +197,8 @@ impl Writer {
             may_prepare: true,
             ring,
             memory,
-            last_block,
+            last_block: Vec::new(),
+            owes_last_block: active.direct,
             end: active.segment.appended(),
             next_offset,
             last_timestamp,
@@ -501,6 +503,9 @@ impl Writer {
     /// The commit that is being filled, with room for `bytes` more; `rest` bytes are at hand.
     fn open_commit(&mut self, bytes: usize, rest: u64) -> Result<&mut Commit> {
         if self.open.is_none() {
+            if std::mem::take(&mut self.owes_last_block) {
+                self.last_block = self.active.last_block(&*self.shared.disk)?;
+            }
             let prefix = if self.active.direct { self.last_block.as_slice() } else { &[] };
             let needed = prefix.len() + bytes;
             let at_hand = (rest + self.inbox.queued_bytes()).clamp(WORTH_WAKING, self.shared.config.commit_bytes.max(WORTH_WAKING));
@@ -576,7 +581,8 @@ impl Writer {
 
     fn reap(&mut self) -> Result<()> {
         while let Some(ring) = &mut self.ring
-            && let Some(transfer::Done { result, buffer, .. }) = ring.transfers.next().map_err(Error::io("reap completions of", &self.shared.dir))?
+            && let Some(transfer::Done { result, buffer, .. }) =
+                ring.transfers.next().map_err(Error::io("reap completions of", &self.shared.dir))?
         {
             let commit = self.flight.take().expect("only a commit in flight completes");
             self.complete(commit, commit::Memory::Buffer(buffer), result.map(|_| ()))?;
@@ -588,7 +594,9 @@ impl Writer {
     fn complete(&mut self, commit: Commit, memory: commit::Memory, result: io::Result<()>) -> Result<()> {
         self.came_meanwhile = self.inbox.queued_bytes() + self.open.as_ref().map_or(0, Commit::bytes);
         match result {
-            Err(error) if self.active.direct && error.kind() == io::ErrorKind::InvalidInput => self.write_through_the_page_cache(&commit, &memory),
+            Err(error) if self.active.direct && error.kind() == io::ErrorKind::InvalidInput => {
+                self.write_through_the_page_cache(&commit, &memory)
+            }
             // The path is made only where it is told.
             result => result.map_err(|error| Error::io("write", &self.active.segment.path(Kind::Log))(error)),
         }?;
@@ -911,6 +919,7 @@ impl Writer {
             self.under_way.seals.push_back(end);
         }
         self.last_block.clear();
+        self.owes_last_block = false;
         self.end = 0;
         self.pending_entries = 0;
         self.index_since = None;

@@ -52,7 +52,18 @@ pub(crate) struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     /// Starts at byte `position`, where the record `offset` is expected, and treats byte `end` as the end of the file.
     pub(crate) fn new(file: &'a dyn File, path: &'a Path, position: u64, offset: u64, end: u64) -> Self {
-        Self { file, path, position, offset, end, window: Window::Bytes(Vec::new()), window_at: position, window_len: 0, ahead: FIRST_WINDOW, read: 0 }
+        Self {
+            file,
+            path,
+            position,
+            offset,
+            end,
+            window: Window::Bytes(Vec::new()),
+            window_at: position,
+            window_len: 0,
+            ahead: FIRST_WINDOW,
+            read: 0,
+        }
     }
 
     /// Reads whole blocks, from a file that was opened for direct I/O.

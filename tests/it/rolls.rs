@@ -155,9 +155,7 @@ fn the_first_append_of_a_segment_waits_for_its_name() {
     for number in 0..5 {
         append(&partition, number).unwrap();
     }
-    until("the next segment is ready", || {
-        sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log"))
-    });
+    until("the next segment is ready", || sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log")));
     let hold = sim.hold(OpKind::SyncDir, None);
     let tickets: Vec<_> = (5..8).map(|number| send(&partition, number).unwrap()).collect();
     hold.wait_until_held();
@@ -189,9 +187,7 @@ fn a_name_that_cannot_be_made_durable_stops_the_partition() {
         for number in 0..5 {
             append(&partition, number).unwrap();
         }
-        until("the next segment is ready", || {
-            sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log"))
-        });
+        until("the next segment is ready", || sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log")));
         sim.fail(Fault::next(OpKind::SyncDir, Effect::Error(errno)));
         let error = append(&partition, 5).unwrap_err();
         assert!(error.is_failed(), "{error}");
@@ -305,7 +301,8 @@ fn a_consumer_at_the_end_costs_no_read_of_the_disk() {
             next = records.next_offset();
         }
     }
-    let reads: Vec<_> = sim.ops().into_iter().filter(|op| op.kind == OpKind::Read && op.path.ends_with("00000000000000000000.log")).collect();
+    let reads: Vec<_> =
+        sim.ops().into_iter().filter(|op| op.kind == OpKind::Read && op.path.ends_with("00000000000000000000.log")).collect();
     // The first record is looked up.
     assert!(reads.len() <= 1, "{} reads, the first {:?}", reads.len(), reads.first());
     // One that comes late reads from the disk what is in memory no more, and the same.
