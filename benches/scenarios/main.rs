@@ -9,6 +9,7 @@
 //! `--bench` (`cargo test --benches`) it makes one tiny round of each, only to see that it runs.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
+mod ahead;
 mod alloc;
 #[path = "../../src/bin/sapwood-bench/floor.rs"]
 #[allow(dead_code, unused_imports, reason = "its own tests are compiled with the load generator")]

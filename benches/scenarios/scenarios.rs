@@ -7,8 +7,8 @@ use sapwood::{BrokerConfig, Durability, TopicConfig, WaitStrategy};
 use crate::limit::{self, Bare};
 use crate::load::{Engine, Measured, Shape, Until, closed, timetable};
 use crate::report::{Measure, Pair, Target};
-use crate::units::{float, size};
-use crate::{Context, Outcome, alloc, reopen, rolls};
+use crate::units::{float, size, to_u64};
+use crate::{Context, Outcome, ahead, alloc, reopen, rolls};
 
 const BLOCK: usize = 4 << 10;
 const LARGE: usize = 256 << 10;
@@ -55,6 +55,11 @@ pub fn all() -> Vec<Scenario> {
         rolling("rolls-64x1kB"),
         reopening("reopen"),
         allocations("allocations"),
+        zeros_ahead("zeros-ahead-4KiB", 4 << 10),
+        zeros_ahead("zeros-ahead-16KiB", 16 << 10),
+        zeros_ahead("zeros-ahead-64KiB", 64 << 10),
+        zeros_ahead("zeros-ahead-256KiB", 256 << 10),
+        zeros_ahead("zeros-ahead-1MiB", 1 << 20),
     ]
 }
 
@@ -233,4 +238,18 @@ fn allocations(name: &'static str) -> Scenario {
         Ok(Prepared { round: Box::new(move || alloc::round(&context, appends)), note })
     };
     Scenario { name, measures, rounds_at_most: 3, prepare: Box::new(prepare) }
+}
+
+/// Without the engine: what its policy has to get right.
+fn zeros_ahead(name: &'static str, bytes: usize) -> Scenario {
+    let measures = vec![
+        measure("MiB/s with zeros ahead : into allocated space", ["MiB/s", "MiB/s"], Target::None),
+        measure("MiB/s into written space : into allocated space", ["MiB/s", "MiB/s"], Target::None),
+    ];
+    let prepare = move |context: &Context| {
+        let context = context.clone();
+        let note = format!("durable writes of {}, one after another; zeros by a second thread, 256 KiB at a time", size(to_u64(bytes)));
+        Ok(Prepared { round: Box::new(move || ahead::round(&context, bytes)), note })
+    };
+    often(name, measures, Box::new(prepare))
 }

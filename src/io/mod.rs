@@ -163,6 +163,9 @@ pub trait File: Debug + Send + Sync {
     /// `range.end` long.
     /// New bytes read as zeros. `StorageFull` if there is no room; `Unsupported` where the file system cannot promise.
     fn allocate(&self, range: Range<u64>) -> io::Result<()>;
+    /// Turns the bytes of `range`, within the file, into zeros that count as written, by the device itself
+    /// (`FALLOC_FL_WRITE_ZEROES`, Linux 6.17). `Unsupported` where file system or device cannot.
+    fn write_zeroes(&self, range: Range<u64>) -> io::Result<()>;
     /// Data and length are on the device when this returns.
     fn sync(&self) -> io::Result<()>;
     /// Forgets what the page cache holds of the file and need not write, so that the next read asks the device. After a

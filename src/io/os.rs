@@ -183,6 +183,9 @@ impl Drop for FileLock {
     }
 }
 
+/// `FALLOC_FL_WRITE_ZEROES`, which is younger than the binding's list.
+const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
+
 #[derive(Debug)]
 struct OsFile(fs::File);
 
@@ -221,6 +224,17 @@ impl File for OsFile {
             return Ok(());
         }
         match uninterrupted(|| rustix::fs::fallocate(&self.0, FallocateFlags::empty(), range.start, len)) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(io::ErrorKind::Unsupported.into()),
+            result => Ok(result?),
+        }
+    }
+
+    fn write_zeroes(&self, range: Range<u64>) -> io::Result<()> {
+        let len = range.end.saturating_sub(range.start);
+        if len == 0 {
+            return Ok(());
+        }
+        match uninterrupted(|| rustix::fs::fallocate(&self.0, WRITE_ZEROES, range.start, len)) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(io::ErrorKind::Unsupported.into()),
             result => Ok(result?),
         }

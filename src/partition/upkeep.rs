@@ -133,18 +133,29 @@ impl Job {
     }
 }
 
-/// Memory full of zeros, once some are needed.
+/// Writes zeros, by the device itself if it can.
 #[derive(Debug, Default)]
-struct Zeros(Option<Buffer>);
+struct Zeros {
+    /// Memory full of them, once some are needed.
+    memory: Option<Buffer>,
+    /// The device cannot do it by itself.
+    by_hand: bool,
+}
 
 impl Zeros {
     fn write(&mut self, log: &dyn File, direct: bool, range: &Range<u64>) -> io::Result<()> {
         if range.is_empty() {
             return Ok(());
         }
-        let zeros = match &self.0 {
+        if !self.by_hand {
+            match log.write_zeroes(range.clone()) {
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => self.by_hand = true,
+                result => return result,
+            }
+        }
+        let zeros = match &self.memory {
             Some(zeros) => zeros,
-            None => self.0.insert(Buffer::new(ZEROS)?),
+            None => self.memory.insert(Buffer::new(ZEROS)?),
         };
         let mut at = range.start;
         while at < range.end {

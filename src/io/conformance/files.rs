@@ -14,6 +14,7 @@ in_every_mode! {
     a_file_may_end_inside_a_block
     holes_are_zeros
     data_is_never_passed_over
+    zeroes_are_written_in_their_range_only
     set_len_cuts_and_extends
     what_was_cut_off_never_comes_back
     allocation_extends_with_zeros
@@ -46,6 +47,20 @@ fn allocates(file: &dyn File) -> bool {
             false
         }
     }
+}
+
+fn zeroes_are_written_in_their_range_only(disk: &dyn Disk, dir: &Path, mode: Mode) {
+    let file = new(disk, dir, mode);
+    file.write_at(&blocks(&[1, 2, 3, 4]), 0, true).unwrap();
+    let expected = match file.write_zeroes(B..3 * B) {
+        Ok(()) => [1, 0, 0, 4],
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            [1, 2, 3, 4]
+        }
+    };
+    assert_eq!((read(&*file, 4), file.len().unwrap()), (expected.to_vec(), 4 * B));
+    assert_eq!(values(&read_all(disk, &dir.join("f"))), expected);
 }
 
 fn data_is_never_passed_over(disk: &dyn Disk, dir: &Path, mode: Mode) {

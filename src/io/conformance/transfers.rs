@@ -295,6 +295,10 @@ impl File for FlakyFile {
         Ok(())
     }
 
+    fn write_zeroes(&self, _range: Range<u64>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn next_data(&self, position: u64) -> io::Result<Option<u64>> {
         Ok(Some(position))
     }

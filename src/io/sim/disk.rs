@@ -268,6 +268,10 @@ impl File for SimFile {
         })
     }
 
+    fn write_zeroes(&self, _range: Range<u64>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn next_data(&self, position: u64) -> io::Result<Option<u64>> {
         // It tells nothing: everything may be data.
         Ok(Some(position))
