@@ -135,11 +135,13 @@ fn after_a_clean_close_no_log_is_read_and_nothing_written() {
                 broker.close().unwrap();
                 assert!(files(&sim) == before);
 
-                // There is an older slot from the start.
+                // There is an older slot from the start. It may speak of the segment before.
                 for slot in 0..2 {
                     let sim = sim.fork(1);
                     harm_slot(&sim, slot);
-                    assert!(report_of(&open_sim(&sim, USUAL, &settings).unwrap()).from_checkpoint);
+                    let broker = open_sim(&sim, USUAL, &settings).unwrap();
+                    assert!(report_of(&broker).from_checkpoint || closed.segments.len() > 1);
+                    assert_eq!(read_all(&partition_of(&broker)), crate::support::rows(&closed.records));
                 }
 
                 // And it goes on, at a time that is not before the last record's.
@@ -192,6 +194,8 @@ fn after_a_crash_only_what_lies_past_the_checkpoint_is_read() {
         for entries in 0..=at_record {
             for index in [0, entries, 12] {
                 let sim = demo_disk(12, &at(at_record, entries).file(None));
+                // Past the page cache whole blocks are read: through it, the log of less than one tells more.
+                sim.refuse_direct(true);
                 // The index files hold more or less than what is vouched for.
                 for (extension, second) in [("index", 0u64), ("timeindex", 1)] {
                     let entry = |number: u64| {
