@@ -168,9 +168,9 @@ pub trait File: Debug + Send + Sync {
     fn write_zeroes(&self, range: Range<u64>) -> io::Result<()>;
     /// Data and length are on the device when this returns.
     fn sync(&self) -> io::Result<()>;
-    /// Forgets what the page cache holds of the file and need not write, so that the next read asks the device. After a
+    /// Forgets what the page cache holds of the file from byte `from` on and need not write, so that the next read asks the device. After a
     /// sync that failed the cache may hold what the device does not.
-    fn evict(&self) -> io::Result<()>;
+    fn evict(&self, from: u64) -> io::Result<()>;
     /// Where the file system keeps data next, from `position` on, as far as it tells: every byte before that reads as a zero.
     /// None if there are only such bytes up to the end.
     fn next_data(&self, position: u64) -> io::Result<Option<u64>>;

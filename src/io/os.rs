@@ -245,8 +245,9 @@ impl File for OsFile {
         self.0.sync_data()
     }
 
-    fn evict(&self) -> io::Result<()> {
-        Ok(rustix::fs::fadvise(&self.0, 0, None, rustix::fs::Advice::DontNeed)?)
+    fn evict(&self, from: u64) -> io::Result<()> {
+        // The kernel keeps pages of which only a part is named.
+        Ok(rustix::fs::fadvise(&self.0, from - from % super::BLOCK, None, rustix::fs::Advice::DontNeed)?)
     }
 
     fn next_data(&self, position: u64) -> io::Result<Option<u64>> {

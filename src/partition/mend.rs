@@ -81,7 +81,7 @@ impl Judged {
             _ => {
                 // What is judged is what the device holds: after a failed sync, the page cache may show more.
                 log.sync().map_err(Error::io("sync", &path))?;
-                log.evict().map_err(Error::io("read anew", &path))?;
+                log.evict(wanted.map_or(0, |checkpoint| checkpoint.position)).map_err(Error::io("read anew", &path))?;
                 walk(way, wanted.zip(trusted.as_ref()), wanted.is_some())?
             }
         };

@@ -298,13 +298,14 @@ impl Content {
     }
 
     /// What a failed sync left in memory alone is gone from there too.
-    pub(super) fn evict(&mut self) {
-        for (number, dirty) in &self.dirty {
+    pub(super) fn evict(&mut self, from: u64) {
+        let first = from / to_u64(PAGE_BYTES);
+        for (number, dirty) in self.dirty.range(first..) {
             if dirty.forsaken {
                 self.seen.set(*number, self.durable.0.get(number).cloned());
             }
         }
-        self.dirty.retain(|_, dirty| !dirty.forsaken);
+        self.dirty.retain(|&number, dirty| number < first || !dirty.forsaken);
         self.seen.cut(self.len());
     }
 

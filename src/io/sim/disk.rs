@@ -261,9 +261,9 @@ impl File for SimFile {
         })
     }
 
-    fn evict(&self) -> io::Result<()> {
+    fn evict(&self, from: u64) -> io::Result<()> {
         self.perform(&self.call(OpKind::Len), |state, _| {
-            state.tree.content(self.handle.ino)?.evict();
+            state.tree.content(self.handle.ino)?.evict(from);
             Ok(())
         })
     }
