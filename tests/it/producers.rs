@@ -8,7 +8,8 @@ use sapwood::{Batch, Broker, Ticket, TopicConfig};
 
 use crate::oracle::{assert_closed, assert_sound_while_open};
 use crate::support::{
-    Rng, TOPIC, TestClock, assert_in_order, config, create, each_backend, open, partition_dir, partition_of, read_all, scratch, seed, small,
+    Rng, TOPIC, TestClock, append, assert_in_order, config, create, each_backend, open, partition_dir, partition_of, read_all, scratch,
+    seed, small,
 };
 
 const PRODUCERS: u64 = 8;
@@ -145,4 +146,89 @@ fn topics_and_partitions_do_not_mix() {
         }
         broker.close().unwrap();
     });
+}
+
+#[test]
+fn a_commit_takes_no_more_records_than_it_may() {
+    let config = TopicConfig { commit_records: 3, ..small() };
+    let (sim, broker, partition) = crate::sim::create(crate::support::seed(), &config);
+    append(&partition, b"k", b"first");
+    let hold = sim.hold(sapwood::io::sim::OpKind::Write, Some(".log"));
+    let tickets: Vec<_> = (0..20u8).map(|number| partition.append(Batch::of(None, &[number]).unwrap()).unwrap()).collect();
+    let large = partition.append(crate::support::batch(&vec![("k", "v"); 10])).unwrap();
+    hold.wait_until_held();
+    hold.release();
+    for (offset, ticket) in (1..).zip(tickets) {
+        assert_eq!(ticket.wait().unwrap().start, offset);
+    }
+    assert_eq!(large.wait().unwrap(), 21..31);
+    let writes = sim.ops().into_iter().filter(|op| op.kind == sapwood::io::sim::OpKind::Write && op.durable).count();
+    assert!(writes >= 11, "31 records in {writes} writes");
+    assert!(partition.stats().commits >= 11);
+    drop(partition);
+    broker.close().unwrap();
+}
+
+#[test]
+fn a_writer_that_watches_its_queue_does_all_that_one_that_sleeps_does() {
+    each_backend(|backend| {
+        let data = scratch();
+        let wait = sapwood::WaitStrategy::Spin(std::time::Duration::from_micros(200));
+        let broker = sapwood::Broker::open(data.path(), sapwood::BrokerConfig { wait, ..config(backend, small()) }).unwrap();
+        let partition = broker.create_topic(TOPIC, small()).unwrap().partition(0).unwrap();
+        std::thread::scope(|scope| {
+            for producer in 0..4u8 {
+                let partition = &partition;
+                scope.spawn(move || {
+                    for number in 0..50u8 {
+                        append(partition, &[producer], &[number]);
+                        if number % 10 == 0 {
+                            // Longer than it watches: it sleeps, and is woken.
+                            std::thread::sleep(std::time::Duration::from_millis(2));
+                        }
+                    }
+                });
+            }
+        });
+        partition.sync().unwrap();
+        assert_eq!(partition.durable_end(), 200);
+        assert_in_order(&read_all(&partition), 0);
+        drop(partition);
+        broker.close().unwrap();
+        assert_closed(&partition_dir(data.path()), 1);
+    });
+}
+
+#[test]
+fn large_batches_are_written_as_they_came_at_the_levels_that_do_not_wait_for_the_device() {
+    use sapwood::Durability::{Interval, Os};
+    for durability in [Os, Interval { bytes: 200_000, time: std::time::Duration::from_secs(3600) }] {
+        let config = TopicConfig { durability, segment_bytes: 2 << 20, index_interval: 7, ..small() };
+        let (sim, broker, partition) = crate::sim::create(crate::support::seed(), &config);
+        let mut model: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        let mut tickets = Vec::new();
+        // Around the size from which on they are not copied, around that of a commit, and small ones between them.
+        for (round, records) in [1usize, 60, 66, 70, 200, 1, 1000, 1040, 1100, 3, 2500, 1].into_iter().enumerate() {
+            let batch: Vec<_> = (0..records).map(|number| (vec![round as u8], vec![number as u8; 900 + (number * 7) % 90])).collect();
+            tickets.push(partition.append(crate::support::batch(&batch)).unwrap());
+            model.extend(batch);
+        }
+        let mut next = 0;
+        for ticket in tickets {
+            let offsets = ticket.wait().unwrap();
+            assert_eq!(offsets.start, next);
+            next = offsets.end;
+        }
+        partition.sync().unwrap();
+        assert_eq!((next, partition.durable_end()), (model.len() as u64, model.len() as u64));
+        let rows = read_all(&partition);
+        assert_in_order(&rows, 0);
+        assert!(crate::support::contents(&rows) == model);
+        drop((partition, broker));
+        sim.power_loss_keeping_nothing();
+        let broker = crate::sim::try_open(&sim, &config).unwrap();
+        assert!(crate::support::contents(&read_all(&crate::support::partition_of(&broker))) == model);
+        broker.close().unwrap();
+        crate::sim::assert_closed(&sim, 7);
+    }
 }
