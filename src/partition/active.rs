@@ -268,10 +268,16 @@ impl Prepared {
         Ok(Self { log, direct, indexes, allocated, zeroed: 0, unpromised })
     }
 
-    /// Makes what was prepared durable, all but its name.
-    pub(super) fn sync(&self, shared: &Shared) -> Result<()> {
+    /// Makes what was prepared durable, all but its name; else nothing is left of it.
+    pub(super) fn synced(self, shared: &Shared) -> Result<Self> {
         let path = segment::prepared_path(&shared.dir, Kind::Log);
-        self.log.sync().map_err(Error::io("sync", &path))
+        match self.log.sync() {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                Self::discard(&*shared.disk, &shared.dir);
+                Err(Error::io("sync", &path)(error))
+            }
+        }
     }
 
     /// Gives the files the name of the segment `base`. The name is not durable yet.

@@ -4,19 +4,22 @@
 //! memory, where look-ups find them, until they are written in large pieces by the upkeep thread. The writer itself writes the
 //! first entry of a segment, and what is left when nobody else is at them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::io::transfer::write_all_at;
 use crate::io::{Create, Disk, File, Open};
 use crate::record::to_u64;
-use crate::segment::{ENTRY_BYTES, IndexEntry, Kind, Segment};
+use crate::segment::{ENTRY_BYTES, IndexEntry, Kind, Segment, count_below};
 
 /// The index and the time index of one segment. One thread at a time writes them; the lock says which.
 #[derive(Debug)]
 pub(super) struct IndexFiles {
     segment: Arc<Segment>,
     state: Mutex<State>,
+    /// Whether entries could not be written, and that was told.
+    failed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -25,8 +28,6 @@ struct State {
     files: Option<[Arc<dyn File>; 2]>,
     /// Bytes in either file.
     end: u64,
-    /// Whether entries could not be written, and that was told.
-    failed: bool,
     /// Whether the files could not be sealed: what they hold durably is not known.
     unsealed: bool,
 }
@@ -34,12 +35,16 @@ struct State {
 impl IndexFiles {
     /// Files that hold `entries` entries, opened when they are needed.
     pub(super) fn new(segment: Arc<Segment>, entries: u64) -> Self {
-        Self { segment, state: Mutex::new(State { files: None, end: entries * ENTRY_BYTES, failed: false, unsealed: false }) }
+        Self {
+            segment,
+            state: Mutex::new(State { files: None, end: entries * ENTRY_BYTES, unsealed: false }),
+            failed: AtomicBool::new(false),
+        }
     }
 
     /// Empty files that are open.
     pub(super) fn opened(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>) -> Self {
-        Self { segment, state: Mutex::new(State { files, end: 0, failed: false, unsealed: false }) }
+        Self { segment, state: Mutex::new(State { files, end: 0, unsealed: false }), failed: AtomicBool::new(false) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -70,41 +75,42 @@ impl IndexFiles {
             return;
         }
         if let Err(error) = state.write(&self.segment, disk, &entries) {
-            if !state.failed {
+            if !self.failed.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "index entries could not be written; they wait in memory");
             }
-            state.failed = true;
             return;
         }
-        state.failed = false;
+        self.failed.store(false, Ordering::Relaxed);
         state.end += to_u64(entries.len()) * ENTRY_BYTES;
         // Only now: until then a look-up must find them in memory.
         self.segment.pending().drain(..entries.len());
     }
 
-    /// Whether the last attempt to write failed.
+    /// Whether the last attempt to write failed. Waits for nobody.
     pub(super) fn failed(&self) -> bool {
-        self.state().failed
+        self.failed.load(Ordering::Relaxed)
     }
 
-    /// Makes durable what was written, and tells how many entries that is: all of records below `up_to`, or 0 if some of those
-    /// wait still, or it could not be done.
+    /// Makes durable what was written, and tells how many entries of records below `up_to` both files hold then; 0 if some of
+    /// those wait still, or it could not be done.
     pub(super) fn sync(&self, disk: &dyn Disk, up_to: u64) -> u64 {
-        let mut state = self.state();
-        if self.segment.pending().first().is_some_and(|entry| entry.offset < up_to) {
-            return 0;
-        }
         let path = self.segment.path(Kind::Index);
-        let synced = state
-            .open(&self.segment, disk)
-            .and_then(|files| files.iter().try_for_each(|file| file.sync()).map_err(Error::io("sync", &path)));
-        match synced {
-            Ok(()) => state.end / ENTRY_BYTES,
-            Err(error) => {
-                tracing::warn!(%error, "an index could not be synced");
-                0
+        let synced = || -> Result<u64> {
+            let (files, count) = {
+                let mut state = self.state();
+                (state.open(&self.segment, disk)?.clone(), state.end / ENTRY_BYTES)
+            };
+            if self.segment.pending().first().is_some_and(|entry| entry.offset < up_to) {
+                return Ok(0);
             }
-        }
+            // Without the lock: the writer looks at the state, and a sync takes its time.
+            files.iter().try_for_each(|file| file.sync()).map_err(Error::io("sync", &path))?;
+            count_below(&*files[0], count, up_to).map_err(Error::io("read", &path))
+        };
+        synced().unwrap_or_else(|error| {
+            tracing::warn!(%error, "an index could not be synced");
+            0
+        })
     }
 
     /// Ends the files with the last entry that both hold, durably: opening looks only at the ends of sealed ones.

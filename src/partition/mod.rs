@@ -143,8 +143,10 @@ impl Shared {
     /// How the writer's memory is made: how many regions of how many bytes. Two are commits', the one that is written and the
     /// one that is filled, the rest keeps what was written.
     fn regions(&self) -> (usize, usize) {
-        let region = self.config.commit_bytes.next_multiple_of(BLOCK);
-        let kept = if self.config.durability == Durability::Durable { self.config.tail_bytes.div_ceil(region) } else { 0 };
+        let tail = if self.config.durability == Durability::Durable { self.config.tail_bytes } else { 0 };
+        // The kernel registers a limited number of them.
+        let region = self.config.commit_bytes.max(tail / MOST_KEPT_REGIONS).next_multiple_of(BLOCK);
+        let kept = tail.div_ceil(region);
         (2 + to_usize(kept), to_usize(region))
     }
 }
@@ -186,6 +188,9 @@ struct Inner {
     /// Until the files are closed.
     lock: Mutex<Option<Arc<dyn Lock>>>,
 }
+
+/// Regions of memory for the end of the log at most; where that is less than was asked for, they are larger.
+const MOST_KEPT_REGIONS: u64 = 64;
 
 /// Answers' memory that is kept at most: more appends than that are seldom waited for at once.
 const ANSWERS: usize = 1024;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use super::queue::Bell;
 use super::{Shared, panic_message};
 use crate::error::{Error, Result};
 use crate::io::transfer::{write_all_at, write_blocks_at};
-use crate::io::{Buffer, File};
+use crate::io::{BLOCK, Buffer, File};
 use crate::record::{to_u64, to_usize};
 use crate::segment::{Kind, Segment};
 
@@ -41,8 +41,8 @@ pub(super) enum Job {
     Index { index: Arc<IndexFiles>, up_to: u64 },
     /// Room is made behind the log's end, as far as byte `range.end`.
     Extend { log: Arc<dyn File>, range: Range<u64>, durable: bool },
-    /// Zeros are written ahead of the records.
-    Zero { log: Arc<dyn File>, direct: bool, range: Range<u64> },
+    /// Zeros are written ahead of the records, as far as these have not come there first.
+    Zero { log: Arc<dyn File>, direct: bool, range: Range<u64>, claim: Arc<Claim> },
     /// The next segment is made, under a name of its own, with room and zeros.
     Prepare { room: u64, zeros: u64 },
     /// A segment that takes no more records is ended: what a crash must find is synced.
@@ -101,21 +101,21 @@ impl Job {
                 Done::Index
             }
             Self::Extend { log, range, durable } => Done::Extend(active::extend(&*log, range, durable)),
-            Self::Zero { log, direct, range } => {
+            Self::Zero { log, direct, range, claim } => {
                 let begun = Instant::now();
-                let result = zeros.write(&*log, direct, &range);
+                let result = zeros.write(&*log, direct, &range, Some(&claim));
                 Done::Zero(range, result.map(|()| begun.elapsed()))
             }
             Self::Prepare { room, zeros: wanted } => {
                 let prepared = Prepared::make(shared, room).map(|mut prepared| {
-                    match zeros.write(&*prepared.log, prepared.direct, &(0..wanted.min(prepared.allocated))) {
+                    match zeros.write(&*prepared.log, prepared.direct, &(0..wanted.min(prepared.allocated)), None) {
                         Ok(()) => prepared.zeroed = wanted.min(prepared.allocated),
                         Err(error) => tracing::debug!(%error, "zeros could not be written into the next segment"),
                     }
                     prepared
                 });
                 // The file's map is durable before the first append relies on it, and waits for nobody then.
-                Done::Prepare(prepared.and_then(|prepared| prepared.sync(shared).map(|()| prepared)))
+                Done::Prepare(prepared.and_then(|prepared| prepared.synced(shared)))
             }
             Self::Seal { log, index, segment } => {
                 index.write(&*shared.disk, u64::MAX);
@@ -143,12 +143,32 @@ struct Zeros {
 }
 
 impl Zeros {
-    fn write(&mut self, log: &dyn File, direct: bool, range: &Range<u64>) -> io::Result<()> {
+    fn write(&mut self, log: &dyn File, direct: bool, range: &Range<u64>, claim: Option<&Claim>) -> io::Result<()> {
         if range.is_empty() {
             return Ok(());
         }
+        let mut at = range.start;
+        while at < range.end {
+            let mut piece = at..range.end.min(at + to_u64(ZEROS));
+            at = piece.end;
+            if let Some(claim) = claim {
+                piece = claim.take(piece);
+            }
+            let written = self.write_piece(log, direct, piece);
+            if let Some(claim) = claim {
+                claim.give_back();
+            }
+            written?;
+        }
+        Ok(())
+    }
+
+    fn write_piece(&mut self, log: &dyn File, direct: bool, piece: Range<u64>) -> io::Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
         if !self.by_hand {
-            match log.write_zeroes(range.clone()) {
+            match log.write_zeroes(piece.clone()) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => self.by_hand = true,
                 result => return result,
             }
@@ -157,17 +177,49 @@ impl Zeros {
             Some(zeros) => zeros,
             None => self.memory.insert(Buffer::new(ZEROS)?),
         };
-        let mut at = range.start;
-        while at < range.end {
-            let bytes = &zeros[..to_usize(range.end - at).min(ZEROS)];
-            if direct {
-                write_blocks_at(log, bytes, at, false)?
-            } else {
-                write_all_at(log, bytes, at, false)?
-            }
-            at += to_u64(bytes.len());
+        let bytes = &zeros[..to_usize(piece.end - piece.start)];
+        if direct { write_blocks_at(log, bytes, piece.start, false) } else { write_all_at(log, bytes, piece.start, false) }
+    }
+}
+
+/// Who writes which bytes first, the commits or zeros ahead of them: a commit waits only for zeros that are just being written.
+#[derive(Debug, Default)]
+pub(super) struct Claim(Mutex<Claimed>);
+
+#[derive(Debug, Default)]
+struct Claimed {
+    /// The bytes below are the commits'.
+    commits: u64,
+    /// Zeros are being written here.
+    zeros: Range<u64>,
+}
+
+impl Claim {
+    fn claimed(&self) -> MutexGuard<'_, Claimed> {
+        // Each is one assignment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Claims the bytes below `end` for the commits, unless zeros are being written at some of those from `start` on.
+    pub(super) fn commit(&self, start: u64, end: u64) -> bool {
+        let mut claimed = self.claimed();
+        if claimed.zeros.start < end && start < claimed.zeros.end {
+            return false;
         }
-        Ok(())
+        claimed.commits = claimed.commits.max(end);
+        true
+    }
+
+    /// What of the piece is to be zeros: not what is a commit's.
+    fn take(&self, piece: Range<u64>) -> Range<u64> {
+        let mut claimed = self.claimed();
+        let start = piece.start.max(claimed.commits.next_multiple_of(BLOCK)).min(piece.end);
+        claimed.zeros = start..piece.end;
+        claimed.zeros.clone()
+    }
+
+    fn give_back(&self) {
+        self.claimed().zeros = 0..0;
     }
 }
 

@@ -27,7 +27,7 @@ use super::queue::{Bell, Hearing, Inbox, Message, WORTH_WAKING, Where};
 use super::recent::Memory;
 use super::reply::{Answerer, Crowd};
 use super::ticket::Answer;
-use super::upkeep::{Done, Job, Upkeep};
+use super::upkeep::{Claim, Done, Job, Upkeep};
 use super::zeroing::ZeroAhead;
 use super::{Appender, Shared};
 use crate::clock::Clock;
@@ -107,7 +107,7 @@ pub(super) struct InRing {
 struct UnderWay {
     index: bool,
     extend: bool,
-    zeros: Option<Range<u64>>,
+    zeros: Option<Arc<Claim>>,
     prepare: bool,
     /// The active segment's name is not durable yet, and appends wait for it.
     names: bool,
@@ -241,8 +241,9 @@ impl Writer {
             && let Some(answer) = self.closing.take()
         {
             // Nobody may be waiting: a dropped partition closes too.
-            answer.send(self.close());
-            return Ok(Step::End);
+            let closed = self.close();
+            answer.send(closed.clone());
+            return closed.map(|()| Step::End);
         }
         self.what_next()
     }
@@ -305,7 +306,7 @@ impl Writer {
             return Ok(Step::Again);
         }
         let linger = self.open.as_ref().map(|open| (open.since + self.linger()).saturating_sub(now));
-        let note = self.unnoted.filter(|_| !self.under_way.checkpoint).map(|(_, since)| (since + CHECKPOINT_AGE).saturating_sub(now));
+        let note = self.unnoted.filter(|_| self.may_checkpoint()).map(|(_, since)| (since + CHECKPOINT_AGE).saturating_sub(now));
         // While a sync is under way, its end is what brings the next.
         let sync = self.unsynced.filter(|_| self.under_way.sync.is_none()).and_then(|(_, since)| match self.shared.config.durability {
             Durability::Interval { time, .. } => Some((since + time).saturating_sub(now)),
@@ -531,11 +532,10 @@ impl Writer {
         })
     }
 
-    /// Whether the open commit and zeros that are being written are for the same bytes.
+    /// Whether zeros are just being written where the open commit goes.
     fn open_meets_zeros(&self) -> bool {
-        let direct = self.active.direct;
-        let meets = |open: &Commit, zeros: &Range<u64>| zeros.start < open.written_end(direct) && open.written_start() < zeros.end;
-        matches!((&self.open, &self.under_way.zeros), (Some(open), Some(zeros)) if meets(open, zeros))
+        let claims = |open: &Commit, claim: &Claim| claim.commit(open.written_start(), open.written_end(self.active.direct));
+        matches!((&self.open, &self.under_way.zeros), (Some(open), Some(claim)) if !claims(open, claim))
     }
 
     /// Whether there is enough to do during the next write to leave it to the ring: as much as came during the last one. A plain
@@ -732,8 +732,10 @@ impl Writer {
             && self.active.takes_zeros()
             && let Some(range) = self.zero_ahead.next(self.end, self.active.zeroed, self.active.allocated)
         {
-            self.upkeep.begin(Job::Zero { log: Arc::clone(&self.active.log), direct: self.active.direct, range: range.clone() })?;
-            self.under_way.zeros = Some(range);
+            let claim = Arc::new(Claim::default());
+            let (log, direct) = (Arc::clone(&self.active.log), self.active.direct);
+            self.upkeep.begin(Job::Zero { log, direct, range, claim: Arc::clone(&claim) })?;
+            self.under_way.zeros = Some(claim);
         }
         if self.checkpoint_is_due() {
             self.begin_checkpoint()?;
@@ -769,7 +771,12 @@ impl Writer {
 
     fn checkpoint_is_due(&self) -> bool {
         let due = |(bytes, since)| bytes >= CHECKPOINT_BYTES || self.clock.monotonic() >= since + CHECKPOINT_AGE;
-        !self.under_way.checkpoint && !self.under_way.names && self.unnoted.is_some_and(due)
+        self.may_checkpoint() && self.unnoted.is_some_and(due)
+    }
+
+    /// Whether a checkpoint would be begun if it were due.
+    fn may_checkpoint(&self) -> bool {
+        !self.under_way.checkpoint && !self.under_way.names && self.zero_ahead.has_begun() && self.closing.is_none()
     }
 
     fn begin_checkpoint(&mut self) -> Result<()> {
@@ -909,9 +916,14 @@ impl Writer {
         self.shared.push_segment(Arc::clone(&next.segment));
         let before = std::mem::replace(&mut self.active, next);
         if renamed {
-            // Beside the next commit, whose answers wait for it.
-            self.upkeep.begin(Job::SyncNames)?;
-            self.under_way.names = ahead;
+            if self.upkeep.is_idle() {
+                // Beside the next commit, whose answers wait for it.
+                self.upkeep.begin(Job::SyncNames)?;
+                self.under_way.names = ahead;
+            } else {
+                // It would wait for whatever else is being done.
+                self.shared.disk.sync_dir(&self.shared.dir).map_err(Error::io("sync the directory", &self.shared.dir))?;
+            }
         }
         if ahead {
             // Nobody waits for the rest of the sealing.

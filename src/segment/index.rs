@@ -49,6 +49,16 @@ pub(super) fn entry_at(file: &dyn File, index: u64) -> io::Result<(u64, u64)> {
     Ok((word(0), word(8)))
 }
 
+/// How many of the file's first `count` entries, which are in order, are of records below `offset`.
+pub(crate) fn count_below(file: &dyn File, count: u64, offset: u64) -> io::Result<u64> {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if entry_at(file, middle)?.0 < offset { low = middle + 1 } else { high = middle }
+    }
+    Ok(low)
+}
+
 /// The last entry at or below `offset`: its offset and position.
 ///
 /// In a sound file this is the answer. In a damaged one it is some entry with an offset in `base..=offset`, or none.

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::to_usize;
 
-pub(crate) use index::{ENTRY_BYTES, IndexEntry};
+pub(crate) use index::{ENTRY_BYTES, IndexEntry, count_below};
 pub(crate) use name::{Kind, Name, is_prepared};
 pub(crate) use scan::{Found, Scanner, Step};
 pub(crate) use tail::{Tail, copy_aside, is_copy, is_unfinished_copy};

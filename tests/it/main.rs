@@ -38,3 +38,4 @@ mod rolls;
 mod space;
 mod time;
 mod topics;
+mod upkeep;
