@@ -29,10 +29,10 @@ pub fn each_backend(test: impl Fn(Backend)) {
     }
 }
 
-/// A directory of this test's own, on the disk that holds the build.
+/// A directory of this test's own, in SAPWOOD_TEST_DIR, or else on the disk that holds the build.
 pub fn scratch() -> TempDir {
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    fs::create_dir_all(home).unwrap();
+    let home = std::env::var_os("SAPWOOD_TEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
+    fs::create_dir_all(&home).unwrap();
     tempfile::Builder::new().prefix("it-").tempdir_in(home).unwrap()
 }
 

@@ -105,9 +105,15 @@ fn unless_it_hangs(work: impl FnOnce() + Send + 'static) -> Result<(), Box<dyn A
     }
 }
 
+/// A directory of a check's own, in SAPWOOD_TEST_DIR, or else where temporary files are.
+pub(super) fn scratch() -> tempfile::TempDir {
+    let home = std::env::var_os("SAPWOOD_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    tempfile::tempdir_in(home).unwrap()
+}
+
 fn disk(on: On) -> Option<(Box<dyn Disk>, PathBuf, Option<tempfile::TempDir>)> {
     let os = |backend| {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = scratch();
         Some((Box::new(OsDisk::new(backend).unwrap()) as Box<dyn Disk>, dir.path().to_owned(), Some(dir)))
     };
     match on {
