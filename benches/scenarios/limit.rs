@@ -114,7 +114,7 @@ fn open_to_read(path: &Path) -> Outcome<(Arc<dyn sapwood::io::File>, bool)> {
         return Ok((file, true));
     }
     let file = disk.open(path, Open::READ).map_err(named("open the log"))?;
-    file.evict().map_err(named("evict the log"))?;
+    file.evict(0).map_err(named("evict the log"))?;
     Ok((file, false))
 }
 
