@@ -144,7 +144,8 @@ pub(super) fn recover(
         let end = if believed { sealed.believe(disk, dir, config)? } else { None };
         let end = match end {
             Some(end) => end,
-            None => sealed.check(disk, dir, config, &mut report)?,
+            // Only the last one can have been left before its indexes were synced.
+            None => sealed.check(disk, dir, config, index + 1 == bases.len() - 1, &mut report)?,
         };
         last_timestamp = end.last_timestamp.max(last_timestamp);
         segments.push(end.segment);
@@ -286,12 +287,14 @@ impl Sealed {
         Ok((is_near && has_record).then_some(end))
     }
 
-    /// Checks that it leads to the next one, from its last index entry on. What does not hold is reported.
-    fn check(&self, disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, report: &mut PartitionReport) -> Result<End> {
+    /// Checks that it leads to the next one: from its last index entry on, or all of it, and then its indexes are what the log says,
+    /// durably. What does not hold is reported.
+    fn check(&self, disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, whole: bool, report: &mut PartitionReport) -> Result<End> {
         let Self { base, next } = *self;
         let (log, len, path) = open_log(disk, dir, base)?;
         let way = Way { log: &*log, direct: false, path: &path, base, len, interval: config.index_interval };
-        if let Some(walk) = self.walk_from_index(disk, dir, way, report)?
+        if !whole
+            && let Some(walk) = self.walk_from_index(disk, dir, way, report)?
             && walk.next_offset == next
         {
             give_back_room(disk, &path, walk.position, len)?;
@@ -320,6 +323,10 @@ impl Sealed {
         if walk.flaw.is_none() {
             give_back_room(disk, &path, walk.position, len)?;
             reconcile(disk, &end.segment, 0, &walk.entries, report);
+            // Before a checkpoint of a later segment makes opening believe them.
+            if whole && let Err(error) = segment::sync_indexes(disk, &end.segment) {
+                tracing::warn!(%error, "an index could not be synced");
+            }
         }
         Ok(end)
     }

@@ -877,8 +877,10 @@ impl Writer {
     /// Whether nothing stands in the way of the next segment. One that was made ahead needs only that nobody else is at the
     /// active log.
     fn may_roll(&self) -> bool {
-        let UnderWay { extend, zeros, prepare, names, .. } = &self.under_way;
-        if self.rolls_ahead() { !*extend && zeros.is_none() && !*prepare && !*names } else { self.upkeep.is_idle() }
+        let UnderWay { extend, zeros, prepare, names, seals, .. } = &self.under_way;
+        // One segment at a time is left to be sealed: opening counts on that.
+        let nobody_else = !*extend && zeros.is_none() && !*prepare && !*names && seals.is_empty();
+        if self.rolls_ahead() { nobody_else } else { self.upkeep.is_idle() }
     }
 
     /// Whether the next segment can take its place before this one is sealed: it is there, and all of this one is durable.
