@@ -299,24 +299,6 @@ fn a_checkpoint_begun_on_a_roll_fits_the_segment() {
     assert!(report.from_checkpoint, "the checkpoint was of no use: {} bytes scanned", report.scanned_bytes);
 }
 
-/// Room that is left behind by a next segment whose sync failed is missing to this one.
-#[test]
-fn room_left_by_a_next_segment_whose_sync_failed_is_given_up_for_this_one() {
-    let (sim, _broker, partition) =
-        create(seed(), &TopicConfig { preallocate_bytes: 64 << 10, segment_bytes: 4 << 20, ..TopicConfig::default() });
-    sim.fail(Fault::next(OpKind::Sync, Effect::Error(ENOSPC)).path("prepared.log"));
-    let mut appended = 0;
-    until("the next segment is tried", || {
-        append(&partition, 100_000).unwrap();
-        appended += 1;
-        prepared_is_ready(&sim)
-    });
-    std::thread::sleep(Duration::from_millis(100));
-    append(&partition, 10).unwrap();
-    sim.set_capacity(Some(sim.used() + (16 << 10)));
-    append(&partition, 60_000).unwrap_or_else(|error| panic!("after {appended}: {error}, beside {:?}", names(&sim)));
-}
-
 /// The simulated disk, with a ring that is said to overlap: the writer's path on io_uring (a commit in flight beside one that is
 /// filled) under the simulated disk's crashes and faults, which no other test has.
 #[derive(Debug)]
