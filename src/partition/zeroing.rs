@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::io::BLOCK;
 
 /// A byte of zeros is counted so many times: it also costs journal commits of its own, and makes commits beside it wait.
-const DEARER: f64 = 1.5;
+const DEARER: f64 = 2.0;
 
 /// Larger commits, in the mean, are never given zeros: their own write dwarfs what could be saved.
 const WORTH_TRYING: u64 = 512 << 10;
