@@ -67,6 +67,20 @@ pub(super) enum Done {
     Panicked(String),
 }
 
+impl Done {
+    /// Whether something that was to be durable is not.
+    fn is_failure(&self) -> bool {
+        matches!(
+            self,
+            Self::Sync(Err(_))
+                | Self::SyncNames(Err(_))
+                | Self::Extend(Err(Unextended::Failed(_)))
+                | Self::Seal(Err(_))
+                | Self::Panicked(_)
+        )
+    }
+}
+
 /// Why a log has no more room than before.
 #[derive(Debug)]
 pub(super) enum Unextended {
@@ -289,10 +303,17 @@ impl Thread {
         let (done, results) = crossbeam_channel::bounded(MOST);
         let work = move || {
             let mut zeros = Zeros::default();
+            let mut failed = false;
             for job in to_do {
+                if failed && matches!(job, Job::Checkpoint { .. }) {
+                    // It would vouch for what was to be durable before it. The writer hears of the failure first, and ends.
+                    continue;
+                }
                 // A panic is an end like any other, so that the writer never waits for what does not come.
                 let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&shared, &mut zeros)));
-                if done.send(ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)))).is_err() {
+                let ended = ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
+                failed |= ended.is_failure();
+                if done.send(ended).is_err() {
                     return;
                 }
                 bell.ring();

@@ -558,18 +558,6 @@ fn a_checkpoint_of_files_that_are_gone_does_not_speak_of_their_successors() {
 
 // ---------------------------------------------------------------- crashes and errors
 
-fn crash_in(sim: &SimDisk, way: &str) {
-    match way {
-        "process" => sim.crash_process(),
-        "power" => sim.power_loss(),
-        "torn power" => {
-            sim.tear_pages(true);
-            sim.power_loss();
-        }
-        _ => sim.power_loss_keeping_nothing(),
-    }
-}
-
 #[test]
 fn a_crash_at_any_step_of_an_opening_that_writes_a_checkpoint_harms_nothing() {
     let seed = seed();
@@ -594,18 +582,18 @@ fn a_crash_at_any_step_of_an_opening_that_writes_a_checkpoint_harms_nothing() {
         drop(broker);
         // One more: what was done to the end is durable.
         for point in 1..=points + 1 {
-            for crash in ["process", "power", "torn power", "strict"] {
+            for crash in sim::CRASHES {
                 let what = format!("{name}: {crash} crash at operation {point} of {points}");
                 let sim = damaged.fork(seed ^ point);
                 sim.crash_at_op(point);
                 let disturbed = open_sim(&sim, ask, &cached(1 << 20));
                 if point == points + 1 {
                     // Without a close, which would do it all again.
-                    crash_in(&sim, "strict");
+                    sim::crash(&sim, "strict");
                 }
                 drop(disturbed);
                 if point <= points {
-                    crash_in(&sim, crash);
+                    sim::crash(&sim, crash);
                 }
                 // What the caller did not choose yet is refused still, or done already.
                 let careful = sim.fork(seed);

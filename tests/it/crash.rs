@@ -63,22 +63,14 @@ fn b007_a_crash_at_any_step_of_recovery_changes_nothing_in_the_end() {
         let (expected_files, expected_torn) = files(&straight);
 
         for point in 1..=points {
-            for crash in ["process", "power", "torn power", "strict"] {
+            for crash in crate::sim::CRASHES {
                 let what = format!("{harm}: {crash} crash at operation {point} of {points}");
                 let sim = damaged.fork(seed ^ point);
                 sim.crash_at_op(point);
                 let disturbed = try_open(&sim, &tiny(270));
                 assert!(sim.crashed(), "{what}: not reached");
                 drop(disturbed);
-                match crash {
-                    "process" => sim.crash_process(),
-                    "power" => sim.power_loss(),
-                    "torn power" => {
-                        sim.tear_pages(true);
-                        sim.power_loss();
-                    }
-                    _ => sim.power_loss_keeping_nothing(),
-                }
+                crate::sim::crash(&sim, crash);
                 let broker = try_open(&sim, &tiny(270)).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert_eq!(read_all(&partition_of(&broker)), expected, "{what}");
                 assert_eq!(report_of(&broker).next_offset, report.next_offset, "{what}");

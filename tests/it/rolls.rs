@@ -119,7 +119,7 @@ fn a_crash_at_any_step_of_many_rolls_loses_nothing_that_was_acknowledged() {
     drop((partition, broker));
     assert!(points > 40, "{points}");
     for point in 1..=points {
-        for crash in ["process", "power", "torn power", "strict"] {
+        for crash in sim::CRASHES {
             let what = format!("{crash} crash at operation {point} of {points}");
             let (sim, broker, partition) = create(seed ^ point, &ahead());
             sim.crash_at_op(point);
@@ -135,15 +135,7 @@ fn a_crash_at_any_step_of_many_rolls_loses_nothing_that_was_acknowledged() {
             }
             assert!(partition.durable_end() >= acknowledged);
             drop((partition, broker));
-            match crash {
-                "process" => sim.crash_process(),
-                "power" => sim.power_loss(),
-                "torn power" => {
-                    sim.tear_pages(true);
-                    sim.power_loss();
-                }
-                _ => sim.power_loss_keeping_nothing(),
-            }
+            sim::crash(&sim, crash);
             assert_kept(&sim, acknowledged, &what);
         }
     }

@@ -93,3 +93,19 @@ pub fn assert_sound_while_open(sim: &SimDisk) -> Report {
 pub fn assert_closed(sim: &SimDisk, index_interval: u64) -> Report {
     exported(sim, |dir| oracle::assert_closed(dir, index_interval))
 }
+
+/// How a machine goes down, by name.
+pub const CRASHES: [&str; 4] = ["process", "power", "torn power", "strict"];
+
+/// Takes the machine down in that way.
+pub fn crash(sim: &SimDisk, how: &str) {
+    match how {
+        "process" => sim.crash_process(),
+        "power" => sim.power_loss(),
+        "torn power" => {
+            sim.tear_pages(true);
+            sim.power_loss();
+        }
+        _ => sim.power_loss_keeping_nothing(),
+    }
+}
