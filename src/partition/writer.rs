@@ -918,12 +918,13 @@ impl Writer {
         self.shared.push_segment(Arc::clone(&next.segment));
         let before = std::mem::replace(&mut self.active, next);
         if renamed {
-            if self.upkeep.is_idle() {
+            if ahead && self.upkeep.is_idle() {
                 // Beside the next commit, whose answers wait for it.
                 self.upkeep.begin(Job::SyncNames)?;
-                self.under_way.names = ahead;
+                self.under_way.names = true;
             } else {
-                // It would wait for whatever else is being done.
+                // It would wait for whatever else is being done; or answers do not wait, and index entries would be written into
+                // files whose log's name a power loss can take back.
                 self.shared.disk.sync_dir(&self.shared.dir).map_err(Error::io("sync the directory", &self.shared.dir))?;
             }
         }
