@@ -50,6 +50,15 @@ pub(super) enum NoSegment {
     Failed(Error),
 }
 
+impl NoSegment {
+    /// The log at `path` could not be made. One that is there already is nobody's that is known.
+    fn of(error: io::Error, path: &Path) -> Self {
+        let is_taken = error.kind() == io::ErrorKind::AlreadyExists;
+        let error = full_or_io(error, "create", path, 0);
+        if is_taken { Self::Failed(error) } else { Self::Refused(error) }
+    }
+}
+
 impl From<NoSegment> for Error {
     fn from(reason: NoSegment) -> Self {
         let (NoSegment::Refused(error) | NoSegment::Failed(error)) = reason;
@@ -62,11 +71,7 @@ impl Active {
     pub(super) fn create(shared: &Shared, base: u64) -> Result<Self, NoSegment> {
         let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
         let path = segment.path(Kind::Log);
-        let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| {
-            let refused = error.kind() != io::ErrorKind::AlreadyExists;
-            let error = full_or_io(error, "create", &path, 0);
-            if refused { NoSegment::Refused(error) } else { NoSegment::Failed(error) }
-        })?;
+        let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| NoSegment::of(error, &path))?;
         let index = IndexFiles::new(Arc::clone(&segment), 0);
         if let Err(error) = index.open(&*shared.disk) {
             tracing::warn!(%error, path = %path.display(), "a segment begins without index files; they are made when it is possible");
@@ -232,8 +237,7 @@ impl Active {
 pub(super) struct Prepared {
     pub(super) log: Arc<dyn File>,
     pub(super) direct: bool,
-    /// None if they could not be made.
-    indexes: Option<[Arc<dyn File>; 2]>,
+    indexes: [Arc<dyn File>; 2],
     pub(super) allocated: u64,
     pub(super) zeroed: u64,
     unpromised: bool,
@@ -264,7 +268,7 @@ impl Prepared {
             let path = segment::prepared_path(&shared.dir, kind);
             shared.disk.open(&path, Open::EMPTY).map_err(Error::io("create", &path))
         };
-        let indexes = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
+        let indexes = [open(Kind::Index)?, open(Kind::TimeIndex)?];
         Ok(Self { log, direct, indexes, allocated, zeroed: 0, unpromised })
     }
 
@@ -285,15 +289,8 @@ impl Prepared {
         let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
         let rename = |kind| shared.disk.rename(&segment::prepared_path(&shared.dir, kind), &segment.path(kind));
         // The log first: without index files it is a segment all the same, which opening completes; they alone would be nothing.
-        if let Err(error) = rename(Kind::Log) {
-            let path = segment.path(Kind::Log);
-            return Err(if error.kind() == io::ErrorKind::AlreadyExists {
-                NoSegment::Failed(Error::io("create", &path)(error))
-            } else {
-                NoSegment::Refused(full_or_io(error, "create", &path, 0))
-            });
-        }
-        let mut indexes = self.indexes;
+        rename(Kind::Log).map_err(|error| NoSegment::of(error, &segment.path(Kind::Log)))?;
+        let mut indexes = Some(self.indexes);
         for kind in [Kind::Index, Kind::TimeIndex] {
             if let Err(error) = rename(kind) {
                 tracing::warn!(%error, path = %segment.path(kind).display(), "a segment begins without index files; they are made when it is possible");

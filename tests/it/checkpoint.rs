@@ -89,7 +89,7 @@ fn harm_slot(sim: &SimDisk, slot: usize) {
 }
 
 fn now(sim: &SimDisk) -> Slot {
-    Slot::newest(&sim.read_file(&dir().join("checkpoint"))).unwrap()
+    sim::checkpoint(sim).unwrap()
 }
 
 fn fill(partition: &Partition, records: std::ops::Range<u64>) {

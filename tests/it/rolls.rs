@@ -4,12 +4,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sapwood::io::Disk;
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
 use sapwood::{Batch, Durability, Error, Partition, ReadUpTo, Ticket, TopicConfig};
 
-use crate::oracle::HANG_LIMIT;
-use crate::sim::{self, EIO, ENOSPC, assert_closed, assert_sound, create, try_open};
+use crate::sim::{self, EIO, ENOSPC, assert_closed, assert_sound, create, names, prepared_is_ready, try_open, until};
 use crate::support::{TOPIC, assert_in_order, contents, each_backend, partition_dir, partition_of, read_all, scratch, seed};
 
 const SEGMENT: u64 = 1 << 20;
@@ -32,21 +30,6 @@ fn send(partition: &Partition, number: u64) -> sapwood::Result<Ticket> {
 
 fn append(partition: &Partition, number: u64) -> sapwood::Result<u64> {
     Ok(send(partition, number)?.wait()?.start)
-}
-
-fn names(sim: &SimDisk) -> Vec<String> {
-    let entries = sim.clone().list(&sim::dir()).unwrap();
-    entries.into_iter().map(|entry| entry.name.into_string().unwrap()).collect()
-}
-
-/// Waits for upkeep to have done something, which nothing but its effect tells.
-#[track_caller]
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = std::time::Instant::now();
-    while !done() {
-        assert!(start.elapsed() < HANG_LIMIT, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// The records that the disk holds after a crash of some kind are a beginning of what was submitted, and hold what was
@@ -147,7 +130,7 @@ fn the_first_append_of_a_segment_waits_for_its_name() {
     for number in 0..5 {
         append(&partition, number).unwrap();
     }
-    until("the next segment is ready", || sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log")));
+    until("the next segment is ready", || prepared_is_ready(&sim));
     let hold = sim.hold(OpKind::SyncDir, None);
     let tickets: Vec<_> = (5..8).map(|number| send(&partition, number).unwrap()).collect();
     hold.wait_until_held();
@@ -179,7 +162,7 @@ fn a_name_that_cannot_be_made_durable_stops_the_partition() {
         for number in 0..5 {
             append(&partition, number).unwrap();
         }
-        until("the next segment is ready", || sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log")));
+        until("the next segment is ready", || prepared_is_ready(&sim));
         sim.fail(Fault::next(OpKind::SyncDir, Effect::Error(errno)));
         let error = append(&partition, 5).unwrap_err();
         assert!(error.is_failed(), "{error}");

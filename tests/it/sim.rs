@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sapwood::clock::SystemClock;
-use sapwood::io::sim::SimDisk;
+use sapwood::io::Disk;
+use sapwood::io::sim::{OpKind, SimDisk};
 use sapwood::{Backend, Broker, Partition, Result, TopicConfig};
 
+use crate::format::Slot;
 use crate::oracle::{self, Report};
 use crate::support::{TOPIC, config, copy_dir, partition_of, scratch};
 
@@ -108,4 +110,30 @@ pub fn crash(sim: &SimDisk, how: &str) {
         }
         _ => sim.power_loss_keeping_nothing(),
     }
+}
+
+/// What lies in the directory of partition 0, by name.
+pub fn names(sim: &SimDisk) -> Vec<String> {
+    sim.clone().list(&dir()).unwrap().into_iter().map(|entry| entry.name.into_string().unwrap()).collect()
+}
+
+/// Waits for upkeep to have done something, which nothing but its effect tells.
+#[track_caller]
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !done() {
+        assert!(start.elapsed() < oracle::HANG_LIMIT, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Whether the next segment was made ahead, or that was tried.
+pub fn prepared_is_ready(sim: &SimDisk) -> bool {
+    sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log"))
+}
+
+/// What the newest sound slot of the checkpoint says; none if there is no such file.
+pub fn checkpoint(sim: &SimDisk) -> Option<Slot> {
+    let path = dir().join("checkpoint");
+    sim.exists(&path).then(|| Slot::newest(&sim.read_file(&path))).flatten()
 }

@@ -11,8 +11,9 @@ use sapwood::io::Disk;
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
 use sapwood::{Backend, Batch, Broker, Durability, Partition, TopicConfig};
 
-use crate::oracle::{self, HANG_LIMIT};
-use crate::sim::{self, DATA, EIO, ENOSPC, create, try_open};
+use crate::format::Slot;
+use crate::oracle;
+use crate::sim::{self, DATA, EIO, ENOSPC, create, names, prepared_is_ready, try_open, until};
 use crate::support::{TOPIC, config, partition_of, read_all, report_of, scratch, seed};
 
 const SEGMENT: u64 = 1 << 20;
@@ -72,23 +73,6 @@ fn ahead() -> TopicConfig {
 
 fn append(partition: &Partition, bytes: usize) -> sapwood::Result<u64> {
     Ok(partition.append(Batch::of(None, &vec![7; bytes])?)?.wait()?.start)
-}
-
-#[track_caller]
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < HANG_LIMIT.min(Duration::from_secs(20)), "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn names(sim: &SimDisk) -> Vec<String> {
-    sim.clone().list(&sim::dir()).unwrap().into_iter().map(|entry| entry.name.into_string().unwrap()).collect()
-}
-
-fn prepared_is_ready(sim: &SimDisk) -> bool {
-    sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("prepared.log"))
 }
 
 /// A roll makes a checkpoint due; before anything was written, none is begun.
@@ -195,13 +179,7 @@ fn a_checkpoint_vouches_for_no_entry_past_its_position() {
         sim.exists(&sim::dir().join("checkpoint")) && sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("checkpoint"))
     });
     std::thread::sleep(Duration::from_millis(100));
-    let durable = partition.durable_end();
-    let slot = sim.read_file(&sim::dir().join("checkpoint"));
-    let word = |slot: usize, at: usize| u64::from_be_bytes(slot_bytes(&slot_of(&slot_vec(&sim), slot), at));
-    let _ = &slot;
-    let newest = if word(0, 16) > word(1, 16) { 0 } else { 1 };
-    let (next_offset, entries) = (word(newest, 40), word(newest, 56));
-    eprintln!("durable end {durable}, checkpoint: next offset {next_offset}, entries {entries}");
+    let Slot { next_offset, entries, .. } = sim::checkpoint(&sim).unwrap();
     let forked = sim.fork(3);
     forked.crash_process();
     drop((partition, broker));
@@ -209,18 +187,6 @@ fn a_checkpoint_vouches_for_no_entry_past_its_position() {
     let report = report_of(&broker);
     assert!(entries <= next_offset, "{entries} entries are vouched for, of records before offset {next_offset}");
     assert!(report.from_checkpoint, "the checkpoint was of no use: {} bytes scanned", report.scanned_bytes);
-}
-
-fn slot_vec(sim: &SimDisk) -> Vec<u8> {
-    sim.read_file(&sim::dir().join("checkpoint"))
-}
-
-fn slot_of(file: &[u8], slot: usize) -> Vec<u8> {
-    file[slot * 4096..].to_vec()
-}
-
-fn slot_bytes(slot: &[u8], at: usize) -> [u8; 8] {
-    slot[at..at + 8].try_into().unwrap()
 }
 
 #[test]
@@ -284,13 +250,8 @@ fn a_checkpoint_begun_on_a_roll_fits_the_segment() {
     append(&partition, 200_000).unwrap();
     hold.wait_until_held();
     hold.release();
-    until("the checkpoint is of the new segment", || {
-        sim.exists(&sim::dir().join("checkpoint")) && slot_bytes(&slot_of(&slot_vec(&sim), 1), 24) == 5_u64.to_be_bytes()
-    });
+    until("the checkpoint is of the new segment", || sim::checkpoint(&sim).is_some_and(|slot| slot.base == 5));
     std::thread::sleep(Duration::from_millis(100));
-    let slot = slot_of(&slot_vec(&sim), 1);
-    let word = |at| u64::from_be_bytes(slot_bytes(&slot, at));
-    eprintln!("base {} position {} next offset {} entries {}", word(24), word(32), word(40), word(56));
     let forked = sim.fork(3);
     forked.crash_process();
     drop((partition, broker));
@@ -451,8 +412,7 @@ fn open_overlapping(sim: &SimDisk, topic: &TopicConfig) -> sapwood::Result<Broke
 #[test]
 fn lives_of_floods_refusals_and_crashes_keep_what_was_acknowledged() {
     let seed = seed();
-    let runs = std::env::var("REVIEW3_RUNS").map_or(15, |text| text.parse().unwrap());
-    for run in 0..runs {
+    for run in 0..15 {
         let mut rng = crate::support::Rng::new(seed ^ run);
         let durability = rng.one_of(&[
             Durability::Durable,
