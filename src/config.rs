@@ -70,8 +70,9 @@ pub enum WaitStrategy {
     /// It sleeps, and is woken: costs no CPU, and a few microseconds per append that finds it idle.
     #[default]
     Block,
-    /// It watches its queue for so long before it sleeps. Saves the waking while appends come more often than that, and costs
-    /// a CPU per busy partition: of use only where there are more CPUs than busy threads.
+    /// It watches for so long before it sleeps. Saves the waking while appends come more often than that, and costs a CPU per busy
+    /// partition: of use only where there are more CPUs than busy threads. A producer in
+    /// [`Partition::append_and_wait`](crate::Partition::append_and_wait) that is alone needs no writer to be woken either way.
     Spin(Duration),
 }
 

@@ -33,7 +33,7 @@ pub fn round(context: &Context, appends: u64) -> Outcome<Vec<Pair>> {
 fn append(partition: &Partition, value: &[u8], records: u64, appends: u64) -> Outcome<()> {
     for _ in 0..appends {
         let batch = make_batch(partition, value, records)?;
-        partition.append(batch).and_then(|ticket| ticket.wait()).map_err(named("append"))?;
+        partition.append_and_wait(batch).map_err(named("append"))?;
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ fn run(context: &Context, segment_bytes: u64, appends: u64) -> Outcome<Vec<Appen
     for number in 0..appends {
         let batch = make_batch(partition, &value, RECORDS)?;
         let begun = Instant::now();
-        partition.append(batch).and_then(|ticket| ticket.wait()).map_err(named("append"))?;
+        partition.append_and_wait(batch).map_err(named("append"))?;
         let ended = Instant::now();
         if number >= WARMUP {
             done.push(Append { begun, ended, rolls: partition.stats().rolls });

@@ -97,6 +97,8 @@ pub(super) enum Hearing {
 /// Where the writer waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Where {
+    /// Awake, with its eyes on the bell.
+    Watching,
     /// Parked: nothing is in flight.
     Parked,
     /// In its ring, for a completion.
@@ -106,23 +108,33 @@ pub(super) enum Where {
 /// Wakes the writer of a partition.
 #[derive(Debug)]
 pub(super) struct Bell {
-    /// Where the writer waits and for what: 0 while it works, else see [`state`].
+    /// Where the writer waits and for what: [`AT_WORK`], [`BY_PRODUCER`], else see [`state`].
     waiting: AtomicU8,
     writer: Thread,
     ring: Option<Waker>,
 }
 
 const AT_WORK: u8 = 0;
+/// At work on a producer's thread; its own goes on waiting.
+const BY_PRODUCER: u8 = 1;
+const NOTHING: u8 = 2;
+const PLENTY: u8 = 3;
+const ANYTHING: u8 = 4;
+const WATCHING: u8 = 1 << 6;
 const IN_RING: u8 = 1 << 7;
 
-/// One number for both, never that of a writer at work.
+/// One number for both, above those of a writer at work.
 fn state(place: Where, hearing: Hearing) -> u8 {
     let hearing = match hearing {
-        Hearing::Nothing => 1,
-        Hearing::Plenty => 2,
-        Hearing::Anything => 3,
+        Hearing::Nothing => NOTHING,
+        Hearing::Plenty => PLENTY,
+        Hearing::Anything => ANYTHING,
     };
-    if place == Where::InRing { hearing | IN_RING } else { hearing }
+    match place {
+        Where::Parked => hearing,
+        Where::Watching => hearing | WATCHING,
+        Where::InRing => hearing | IN_RING,
+    }
 }
 
 impl Bell {
@@ -140,26 +152,65 @@ impl Bell {
     ///
     /// No wake is lost: (1) the caller made its news visible, fences, then reads `waiting`; (2) the writer sets `waiting`,
     /// fences, then looks for news. The fences are totally ordered, so either the caller sees that the writer waits, or the
-    /// writer sees the news. (3) Only who swaps `waiting` back wakes: one system call per wait.
+    /// writer sees the news. (3) Only who changes `waiting` back wakes: one system call per wait, none if the writer watches. Whoever finds it changed
+    /// meanwhile leaves the news to the thread that did: it looks before it waits.
     fn ring_for(&self, queued_bytes: u64) {
-        self.ring_if(|waiting| match waiting & !IN_RING {
-            2 => queued_bytes >= WORTH_WAKING,
-            hearing => hearing == 3,
+        self.ring_if(|waiting| match waiting & !(IN_RING | WATCHING) {
+            PLENTY => queued_bytes >= WORTH_WAKING,
+            hearing => hearing == ANYTHING,
         });
     }
 
     fn ring_if(&self, wanted: impl Fn(u8) -> bool) {
         fence(Ordering::SeqCst);
         let waiting = self.waiting.load(Ordering::Relaxed);
-        if waiting == AT_WORK || !wanted(waiting) {
+        if waiting <= BY_PRODUCER || !wanted(waiting) {
             return;
         }
-        let waiting = self.waiting.swap(AT_WORK, Ordering::Relaxed);
+        if self.waiting.compare_exchange(waiting, AT_WORK, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
         match &self.ring {
-            _ if waiting == AT_WORK => {}
+            _ if waiting & WATCHING != 0 => {}
             Some(ring) if waiting & IN_RING != 0 => ring.wake(),
             _ => self.writer.unpark(),
         }
+    }
+
+    /// Wakes the writer's own thread, if it is parked, or from its next park.
+    pub(super) fn wake(&self) {
+        self.writer.unpark();
+    }
+
+    /// Waits as the writer's own thread, for at most so long; it may also return for nothing.
+    pub(super) fn wait(&self, place: Where, timeout: Option<Duration>) {
+        match timeout {
+            Some(time) if place == Where::Watching => self.watch(time),
+            Some(timeout) => thread::park_timeout(timeout),
+            None => thread::park(),
+        }
+    }
+
+    /// Watches, without sleeping, for as long as no producer does the work.
+    fn watch(&self, time: Duration) {
+        let start = Instant::now();
+        loop {
+            // A look at the clock costs more than some looks at the bell.
+            for _ in 0..32 {
+                match self.waiting.load(Ordering::Relaxed) {
+                    AT_WORK => return,
+                    waiting if waiting & WATCHING != 0 => std::hint::spin_loop(),
+                    _ => return thread::park_timeout(time.saturating_sub(start.elapsed())),
+                }
+            }
+            if start.elapsed() >= time {
+                return;
+            }
+        }
+    }
+
+    fn hand_over(&self) {
+        self.waiting.store(BY_PRODUCER, Ordering::Relaxed);
     }
 
     fn listen(&self, place: Where, hearing: Hearing) {
@@ -225,6 +276,11 @@ impl Inbox {
         Some(message)
     }
 
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.receiver.is_empty()
+    }
+
     /// Bytes that wait.
     pub(super) fn queued_bytes(&self) -> u64 {
         self.shared.budget.used().bytes
@@ -253,32 +309,9 @@ impl Inbox {
         !heard
     }
 
-    /// Waits, parked, until the bell rings or the time is over; it may also return for nothing.
-    pub(super) fn park(timeout: Option<Duration>) {
-        match timeout {
-            Some(timeout) => thread::park_timeout(timeout),
-            None => thread::park(),
-        }
-    }
-
-    /// Watches the queue for at most so long, without sleeping, and tells whether something came to it, or `other` did.
-    pub(super) fn spin(&self, time: Duration, other: impl Fn() -> bool) -> bool {
-        let start = Instant::now();
-        loop {
-            // A look at the clock costs more than some looks at the queue.
-            for _ in 0..32 {
-                if !self.receiver.is_empty() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            if other() {
-                return true;
-            }
-            if start.elapsed() >= time {
-                return false;
-            }
-        }
+    /// To be called when a producer begins to work as the writer.
+    pub(super) fn hand_over(&self) {
+        self.shared.bell.hand_over();
     }
 
     /// To be called after the wait.

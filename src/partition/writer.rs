@@ -1,6 +1,6 @@
 //! The one writer of a partition: a state machine that takes messages, fills commits, and answers when they are durable.
 //!
-//! [`Writer::step`] decides and starts; [`Writer::run`] is the loop around it that waits. One durable write is under way at a
+//! [`Writer::step`] decides and starts; [`Writer::work`] is the loop around it that waits. One durable write is under way at a
 //! time. Where there is something to do meanwhile (records to encode, many to answer), it is the ring's, and the next commit is
 //! filled beside it; where there is not, a plain call on this thread is the fastest way to have one write done. Everything that
 //! is not the commit itself goes to [`Upkeep`].
@@ -12,7 +12,8 @@
 //! - An error from `step` ends the writer for good: the partition is latched, and dropping the writer drops every
 //!   answer that is owed, which its ticket takes for the latch's error.
 //!
-//! Everything here runs on the writer's own thread.
+//! Everything here runs on the writer's own thread, but for [`Writer::commit`], which a producer calls that found the writer idle;
+//! the [`Helm`](super::helm::Helm) sees to it that only one thread is at it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -58,6 +59,15 @@ pub(super) enum Step {
     Again,
     /// Wait there for its completion or for the bell, which rings for what is worth hearing, or for so long.
     Wait(Where, Hearing, Option<Duration>),
+    /// Closed.
+    End,
+}
+
+/// Why the writer's thread lets go of the writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pause {
+    /// To wait for the bell there, at most so long.
+    Wait(Where, Option<Duration>),
     /// Closed.
     End,
 }
@@ -165,7 +175,11 @@ pub(super) struct Writer {
     /// Whether no entry of the active segment was written yet.
     owes_first_entry: bool,
     spare_lists: Vec<Lists>,
-    spin: Option<Duration>,
+    /// How long the thread watches before it parks, and until when it does since the last message.
+    watches: Duration,
+    watch_until: Duration,
+    /// When the thread that waits comes back by itself.
+    parked_until: Option<Duration>,
     under_way: UnderWay,
     upkeep: Upkeep,
 }
@@ -210,10 +224,12 @@ impl Writer {
             index_since: None,
             owes_first_entry: !active.index.has_entries(),
             spare_lists: Vec::new(),
-            spin: match wait {
-                WaitStrategy::Block => None,
-                WaitStrategy::Spin(time) => Some(time),
+            watches: match wait {
+                WaitStrategy::Block => Duration::ZERO,
+                WaitStrategy::Spin(time) => time,
             },
+            watch_until: Duration::ZERO,
+            parked_until: None,
             under_way: UnderWay::default(),
             upkeep: Upkeep::new(Arc::clone(&shared), bell),
             active,
@@ -230,13 +246,7 @@ impl Writer {
         self.hear_upkeep()?;
         self.fill()?;
         self.launch()?;
-        // In the write's shadow, if it is in flight.
-        self.answer();
-        self.look_ahead()?;
-        if self.sync_is_due() {
-            self.begin_sync()?;
-        }
-        self.answer_syncs();
+        self.follow_up()?;
         if self.is_idle()
             && let Some(answer) = self.closing.take()
         {
@@ -248,34 +258,102 @@ impl Writer {
         self.what_next()
     }
 
-    /// The loop around [`Self::step`].
-    pub(super) fn run(&mut self) -> Result<()> {
+    /// What there is to do once a write was started, in its shadow if it is in flight.
+    fn follow_up(&mut self) -> Result<()> {
+        self.answer();
+        self.look_ahead()?;
+        if self.sync_is_due() {
+            self.begin_sync()?;
+        }
+        self.answer_syncs();
+        Ok(())
+    }
+
+    /// The loop around [`Self::step`], until there is nothing to do for a thread that need not hold the writer to wait.
+    pub(super) fn work(&mut self) -> Result<Pause> {
+        self.inbox.stop_listening();
         loop {
             match self.step()? {
                 Step::Again => {}
-                Step::Wait(place, hearing, timeout) => self.wait(place, hearing, timeout)?,
-                Step::End => return Ok(()),
+                Step::Wait(place, hearing, timeout) => {
+                    let watch = self.watch_until.saturating_sub(self.clock.monotonic());
+                    let (place, timeout) = if place == Where::Parked && hearing == Hearing::Anything && !watch.is_zero() {
+                        (Where::Watching, Some(timeout.map_or(watch, |timeout| timeout.min(watch))))
+                    } else {
+                        (place, timeout)
+                    };
+                    if !self.listen(place, hearing) {
+                        continue;
+                    }
+                    match (place, &mut self.ring) {
+                        (Where::InRing, Some(ring)) => {
+                            ring.transfers.wait(timeout).map_err(Error::io("wait for", &self.shared.dir))?;
+                            self.inbox.stop_listening();
+                        }
+                        _ => {
+                            self.parked_until = timeout.map(|timeout| self.clock.monotonic() + timeout);
+                            return Ok(Pause::Wait(place, timeout));
+                        }
+                    }
+                }
+                Step::End => return Ok(Pause::End),
             }
         }
     }
 
-    fn wait(&mut self, place: Where, hearing: Hearing, timeout: Option<Duration>) -> Result<()> {
-        if let Some(time) = self.spin
-            && hearing == Hearing::Anything
-            && self.inbox.spin(timeout.map_or(time, |timeout| timeout.min(time)), || self.upkeep.has_news())
-        {
-            return Ok(());
+    /// To be called before the thread waits. False if there is something to hear already.
+    fn listen(&self, place: Where, hearing: Hearing) -> bool {
+        if !self.inbox.listen(place, hearing) {
+            return false;
         }
-        if self.inbox.listen(place, hearing) {
-            if !self.upkeep.has_news() {
-                match (place, &mut self.ring) {
-                    (Where::InRing, Some(ring)) => ring.transfers.wait(timeout).map_err(Error::io("wait for", &self.shared.dir))?,
-                    _ => Inbox::park(timeout),
-                }
-            }
+        if self.upkeep.has_news() {
             self.inbox.stop_listening();
+            return false;
         }
-        Ok(())
+        true
+    }
+
+    // ---------------------------------------------------------------- by a producer
+
+    /// Whether a commit with this batch alone is all that there is to do, and takes nothing but its write. With company during the
+    /// last write it is not: more records will come, and one commit of them all is better made by the writer's own thread.
+    pub(super) fn is_free_for(&self, batch: &Batch) -> bool {
+        let config = &self.shared.config;
+        let end = self.end + batch.bytes();
+        self.came_meanwhile == 0
+            && config.linger_us == 0
+            && end <= config.segment_bytes
+            && batch.bytes() <= config.commit_bytes
+            && self.active.has_room(end)
+            && self.flight.is_none()
+            && self.open.is_none()
+            && self.carried.is_none()
+            && self.finished.is_empty()
+            && self.closing.is_none()
+            && !self.upkeep.has_news()
+            && self.inbox.is_empty()
+    }
+
+    /// Commits a batch that the writer [is free for](Self::is_free_for), on a thread that is not its own. True if its own can go on
+    /// waiting.
+    ///
+    /// # Errors
+    /// As for [`Self::step`].
+    pub(super) fn commit(&mut self, batch: Batch, answer: Answerer<Answer>) -> Result<bool> {
+        // What comes from here on finds the writer at work.
+        self.inbox.hand_over();
+        let carried = self.carry(batch, answer);
+        self.place(carried)?;
+        self.launch()?;
+        self.follow_up()?;
+        match self.what_next()? {
+            Step::Wait(Where::Parked, Hearing::Anything, timeout) => {
+                let until = timeout.map(|timeout| self.clock.monotonic() + timeout);
+                let wakes_in_time = until.is_none_or(|until| self.parked_until.is_some_and(|parked| parked <= until));
+                Ok(wakes_in_time && self.listen(Where::Parked, Hearing::Anything))
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Nothing is under way or half done.
@@ -329,16 +407,19 @@ impl Writer {
                 return Ok(());
             }
             match self.inbox.take() {
-                Some(Message::Append { batch, answer }) => {
-                    let timestamp = self.clock.wall_ns().max(self.last_timestamp);
-                    let first = self.next_offset;
-                    self.carried = Some(Carried { batch, answer, at: 0, first, placed: 0, timestamp, has_room: false, waits: false });
-                }
+                Some(Message::Append { batch, answer }) => self.carried = Some(self.carry(batch, answer)),
                 Some(Message::Sync { answer }) => self.syncs.push((self.next_offset, answer)),
                 Some(Message::Close { answer }) => self.closing = Some(answer),
                 None => return Ok(()),
             }
+            self.watch_until = self.clock.monotonic().saturating_add(self.watches);
         }
+    }
+
+    /// A batch whose turn has come.
+    fn carry(&self, batch: Batch, answer: Answerer<Answer>) -> Carried {
+        let timestamp = self.clock.wall_ns().max(self.last_timestamp);
+        Carried { batch, answer, at: 0, first: self.next_offset, placed: 0, timestamp, has_room: false, waits: false }
     }
 
     /// Places the rest of a batch. False if not all of it could be: then it is carried on.
