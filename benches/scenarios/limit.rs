@@ -12,7 +12,8 @@ use rustix::io::ReadWriteFlags;
 use sapwood::io::{Backend, Buffer, Create, Disk, Open, OsDisk};
 
 use crate::floor::{Area, fill};
-use crate::units::{float, size, to_u64, to_usize};
+use crate::units::{float, nanos, size, to_u64, to_usize};
+use crate::load::WATCH;
 use crate::{Outcome, named};
 
 /// Memory of this size is asked for in huge pages, as the engine's is.
@@ -44,6 +45,29 @@ impl Bare {
         let begun = Instant::now();
         let latency = self.area.measure(&self.memory[..self.bytes], time, &|| false).map_err(named("a bare write"))?;
         Ok(Writes { seconds: begun.elapsed().as_secs_f64(), latency, bytes: self.bytes })
+    }
+}
+
+impl Bare {
+    /// The same writes by a timetable of so many per second; latency counts from the moment on it. Histogram of those after the warm-up.
+    pub fn timetable(&mut self, per_second: f64, warmup: Duration, time: Duration) -> Outcome<Histogram<u64>> {
+        let step = Duration::from_secs_f64(1.0 / per_second.max(1.0));
+        let start = Instant::now();
+        let mut latency = Histogram::new(3).expect("3 significant digits are allowed");
+        let mut due = start;
+        while due < start + warmup + time {
+            let left = due.saturating_duration_since(Instant::now());
+            std::thread::sleep(left.saturating_sub(WATCH));
+            while Instant::now() < due {
+                std::hint::spin_loop();
+            }
+            self.area.write(&self.memory[..self.bytes]).map_err(named("a bare write"))?;
+            if due >= start + warmup {
+                latency.record(nanos(due.elapsed())).expect("a histogram that grows takes every number");
+            }
+            due += step;
+        }
+        Ok(latency)
     }
 }
 

@@ -13,8 +13,8 @@ use tempfile::TempDir;
 use crate::units::{float, nanos, to_u64};
 use crate::{Context, Outcome, named};
 
-/// Before an append is due, the open loop's producer watches the clock for so long: a sleeping thread wakes later than it asked to.
-const WATCH: Duration = Duration::from_micros(80);
+/// Before it is due, an open loop's thread watches the clock for so long: a sleeping thread wakes later than it asked to.
+pub const WATCH: Duration = Duration::from_micros(80);
 
 /// A broker in a directory of its own with one topic. Both go with it.
 pub struct Engine {

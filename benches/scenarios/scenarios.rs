@@ -176,7 +176,10 @@ fn partitions(name: &'static str) -> Scenario {
 
 /// A rate that leaves room: half of what the closed loop of the same round did.
 fn open_loop(name: &'static str) -> Scenario {
-    let measures = vec![measure("p99.9 response : p99.9 of the bare loop", ["µs", "µs"], Target::AtMost(2.0))];
+    let measures = vec![
+        measure("p99.9 response : p99.9 of the bare loop", ["µs", "µs"], Target::AtMost(2.0)),
+        measure("p99.9 response : that of bare writes by the timetable", ["µs", "µs"], Target::None),
+    ];
     let prepare = move |context: &Context| {
         let context = context.clone();
         let mut bare = Bare::prepare(&context.dir, BLOCK)?;
@@ -186,10 +189,13 @@ fn open_loop(name: &'static str) -> Scenario {
             let writes = bare.run(context.limit_time)?;
             let engine = Engine::open(&context, TopicConfig::default())?;
             let full = closed(&engine, shape, context.warmup, Until::Time(context.engine_time / 2))?;
-            let measured = timetable(&engine, shape, full.records_per_second() / 2.0, context.warmup, context.engine_time)?;
+            let rate = full.records_per_second() / 2.0;
+            let measured = timetable(&engine, shape, rate, context.warmup, context.engine_time)?;
             engine.close()?;
+            let by_timetable = bare.timetable(rate, context.warmup, context.engine_time)?;
             let p999 = |latency: &hdrhistogram::Histogram<u64>| float(latency.value_at_quantile(0.999)) / 1e3;
-            Ok(vec![Pair { engine: p999(&measured.latency), limit: Some(p999(&writes.latency)) }])
+            let pair = |limit| Pair { engine: p999(&measured.latency), limit: Some(p999(limit)) };
+            Ok(vec![pair(&writes.latency), pair(&by_timetable)])
         };
         Ok(Prepared { round: Box::new(round), note })
     };
@@ -243,12 +249,13 @@ fn allocations(name: &'static str) -> Scenario {
 /// Without the engine: what its policy has to get right.
 fn zeros_ahead(name: &'static str, bytes: usize) -> Scenario {
     let measures = vec![
-        measure("MiB/s with zeros ahead : into allocated space", ["MiB/s", "MiB/s"], Target::None),
+        measure("MiB/s with zeros taken along : into allocated space", ["MiB/s", "MiB/s"], Target::None),
+        measure("MiB/s with zeros by a second thread : into allocated space", ["MiB/s", "MiB/s"], Target::None),
         measure("MiB/s into written space : into allocated space", ["MiB/s", "MiB/s"], Target::None),
     ];
     let prepare = move |context: &Context| {
         let context = context.clone();
-        let note = format!("durable writes of {}, one after another; zeros by a second thread, 256 KiB at a time", size(to_u64(bytes)));
+        let note = format!("durable writes of {}, one after another; zeros 256 KiB at a time", size(to_u64(bytes)));
         Ok(Prepared { round: Box::new(move || ahead::round(&context, bytes)), note })
     };
     often(name, measures, Box::new(prepare))

@@ -11,17 +11,20 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::index_files::IndexFiles;
-use super::upkeep::Unextended;
+use super::upkeep::{Extended, Unextended};
 use crate::config::Durability;
 use crate::error::{Error, Result, is_full};
-use crate::io::transfer::read_exact_at;
-use crate::io::{BLOCK, Create, Disk, File, Open};
+use crate::io::transfer::{read_exact_at, write_blocks_at};
+use crate::io::{BLOCK, Buffer, Create, Disk, File, Open};
 use crate::record::{to_u64, to_usize};
 use crate::segment::{self, Kind, Segment};
 
 /// Segments and chunks of room below this size are made when they are needed: there is no time to make them ahead, and
 /// little to gain.
 const WORTH_PREPARING: u64 = 1 << 20;
+
+/// Bytes of zeros in one write beside the commits: none of these waits longer for the device than such a write takes.
+const ZEROS: u64 = 256 << 10;
 
 /// The open files of the segment that takes the writes. Used by the writer's thread alone.
 #[derive(Debug)]
@@ -149,9 +152,8 @@ impl Active {
         }
         let path = self.segment.path(Kind::Log);
         match result {
-            Ok(len) => {
-                self.allocated = len;
-                shared.metrics.sync();
+            Ok(extended) => {
+                self.has_grown(shared, extended);
                 Ok(())
             }
             Err(Unextended::Failed(error)) => Err(Error::io("sync", &path)(error)),
@@ -159,7 +161,7 @@ impl Active {
         }
     }
 
-    fn extend(&mut self, len: u64, durable: bool) -> Result<u64, Unextended> {
+    fn extend(&mut self, len: u64, durable: bool) -> Result<Extended, Unextended> {
         if self.unpromised {
             return set_len(&*self.log, len, durable);
         }
@@ -184,11 +186,10 @@ impl Active {
     ///
     /// # Errors
     /// The failed sync.
-    pub(super) fn extended(&mut self, shared: &Shared, result: Result<u64, Unextended>) -> Result<()> {
+    pub(super) fn extended(&mut self, shared: &Shared, result: Result<Extended, Unextended>) -> Result<()> {
         match result {
-            Ok(len) => {
-                self.allocated = self.allocated.max(len);
-                shared.metrics.sync();
+            Ok(extended) => {
+                self.has_grown(shared, extended);
                 Ok(())
             }
             Err(Unextended::Refused(error)) => {
@@ -198,6 +199,14 @@ impl Active {
             }
             Err(Unextended::Failed(error)) => Err(Error::io("sync", &self.segment.path(Kind::Log))(error)),
         }
+    }
+
+    fn has_grown(&mut self, shared: &Shared, Extended { len, written }: Extended) {
+        if written && self.zeroed >= self.allocated {
+            self.zeroed = len;
+        }
+        self.allocated = self.allocated.max(len);
+        shared.metrics.sync();
     }
 
     /// Whether zeros ahead pay: not where space is allocated on writing anyway.
@@ -272,6 +281,24 @@ impl Prepared {
         Ok(Self { log, direct, indexes, allocated, zeroed: 0, unpromised })
     }
 
+    /// Writes zeros into the room: all of it if the device does that by itself, else so many bytes of it, whole blocks.
+    pub(super) fn write_zeros(&mut self, bytes: u64) -> io::Result<()> {
+        if !self.direct || self.unpromised {
+            return Ok(());
+        }
+        if self.log.write_zeroes(0..self.allocated).is_ok() {
+            self.zeroed = self.allocated;
+            return Ok(());
+        }
+        let zeros = Buffer::new(to_usize(ZEROS.min(bytes)))?;
+        while self.zeroed < bytes {
+            let piece = to_usize((bytes - self.zeroed).min(ZEROS));
+            write_blocks_at(&*self.log, &zeros[..piece], self.zeroed, false)?;
+            self.zeroed += to_u64(piece);
+        }
+        Ok(())
+    }
+
     /// Makes what was prepared durable, all but its name; else nothing is left of it.
     pub(super) fn synced(self, shared: &Shared) -> Result<Self> {
         let path = segment::prepared_path(&shared.dir, Kind::Log);
@@ -319,21 +346,23 @@ impl Prepared {
     }
 }
 
-/// Makes room for bytes `range` of a log, where it ends now, and gives its length then.
-pub(super) fn extend(log: &dyn File, range: Range<u64>, durable: bool) -> Result<u64, Unextended> {
+/// Makes room for bytes `range` of a log, where it ends now; written room if the device does that by itself.
+pub(super) fn extend(log: &dyn File, range: Range<u64>, durable: bool) -> Result<Extended, Unextended> {
     let start = range.start;
-    if let Err(error) = log.allocate(range) {
+    if let Err(error) = log.allocate(range.clone()) {
         // A part may have been allocated. The records' end is far below; what is beyond can be given back.
         let _ = log.set_len(start);
         return Err(Unextended::Refused(error));
     }
-    synced_len(log, durable)
+    // Most devices cannot; then commits bring their zeros.
+    let written = durable && log.write_zeroes(range).is_ok();
+    Ok(Extended { len: synced_len(log, durable)?, written })
 }
 
 /// The same where the file system promises nothing.
-fn set_len(log: &dyn File, len: u64, durable: bool) -> Result<u64, Unextended> {
+fn set_len(log: &dyn File, len: u64, durable: bool) -> Result<Extended, Unextended> {
     log.set_len(len).map_err(Unextended::Refused)?;
-    synced_len(log, durable)
+    Ok(Extended { len: synced_len(log, durable)?, written: false })
 }
 
 fn synced_len(log: &dyn File, durable: bool) -> Result<u64, Unextended> {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::reply::Answerer;
 use super::ticket::Answer;
+use super::zeroing::Space;
 use crate::io::{BLOCK, Buffer};
 use crate::record::{Batch, to_u64, to_usize};
 use crate::segment::IndexEntry;
@@ -66,8 +67,8 @@ pub(super) struct Commit {
     pub(super) lists: Lists,
     /// When its first record came, for the linger.
     pub(super) since: Duration,
-    /// When its write began, and whether all of it went into space that was written before.
-    pub(super) launched: (Duration, bool),
+    /// When its write began, and where it went.
+    pub(super) launched: (Duration, Space),
 }
 
 impl Commit {
@@ -84,14 +85,14 @@ impl Commit {
             end_offset: 0,
             lists,
             since,
-            launched: (since, false),
+            launched: (since, Space::Unwritten),
         }
     }
 
     /// A commit of one batch alone, whose records were completed in place: the last one is `end_offset - 1`.
     pub(super) fn of_batch(batch: Batch, start: u64, end_offset: u64, lists: Lists, since: Duration) -> Self {
         let (used, records) = (to_usize(batch.bytes()), batch.len());
-        Self { memory: Some(Memory::Batch(batch)), at: start, start, used, records, end_offset, lists, since, launched: (since, false) }
+        Self { memory: Some(Memory::Batch(batch)), at: start, start, used, records, end_offset, lists, since, launched: (since, Space::Unwritten) }
     }
 
     /// Where its first record begins, in the log.
@@ -134,20 +135,28 @@ impl Commit {
 
     /// Ends the commit: gives the memory, which of its bytes to write, and where in the log they go.
     ///
-    /// With `blocks` these are whole blocks, the last one filled up with zeros, and `last_block` becomes the bytes of the
+    /// With `blocks` these are whole blocks, the last one filled up with zeros and so many `zeros` behind it, and `last_block` becomes the bytes of the
     /// block that holds the end: the next commit's prefix.
-    pub(super) fn launch(&mut self, blocks: bool, last_block: &mut Vec<u8>) -> (Memory, Range<usize>, u64) {
+    pub(super) fn launch(&mut self, blocks: bool, zeros: usize, last_block: &mut Vec<u8>) -> (Memory, Range<usize>, u64) {
         last_block.clear();
         let used = self.used;
         let mut written = used;
         if blocks {
-            written = to_usize(to_u64(used).next_multiple_of(BLOCK));
+            written = used.next_multiple_of(to_usize(BLOCK)) + zeros;
             let partial = to_usize(self.end() % BLOCK);
             let buffer = self.buffer_mut();
             buffer[used..written].fill(0);
             last_block.extend_from_slice(&buffer[used - partial..used]);
         }
         (self.memory.take().expect("a commit is launched once"), 0..written, self.at)
+    }
+
+    /// How much more than the padding's end the buffer holds.
+    pub(super) fn spare(&self) -> usize {
+        match &self.memory {
+            Some(Memory::Buffer(buffer)) => buffer.len().saturating_sub(self.used.next_multiple_of(to_usize(BLOCK))),
+            _ => 0,
+        }
     }
 
     /// Where its write ends: past the padding.

@@ -8,9 +8,8 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -20,16 +19,11 @@ use super::index_files::IndexFiles;
 use super::queue::Bell;
 use super::{Shared, panic_message};
 use crate::error::{Error, Result};
-use crate::io::transfer::{write_all_at, write_blocks_at};
-use crate::io::{BLOCK, Buffer, File};
-use crate::record::{to_u64, to_usize};
+use crate::io::File;
 use crate::segment::{Kind, Segment};
 
 /// Jobs begun and not taken back at most.
 const MOST: usize = 16;
-
-/// Bytes of zeros in one write, at most: no append waits longer for the device than such a write takes.
-const ZEROS: usize = 256 << 10;
 
 /// Something to do beside the commits.
 pub(super) enum Job {
@@ -41,8 +35,6 @@ pub(super) enum Job {
     Index { index: Arc<IndexFiles>, up_to: u64 },
     /// Room is made behind the log's end, as far as byte `range.end`.
     Extend { log: Arc<dyn File>, range: Range<u64>, durable: bool },
-    /// Zeros are written ahead of the records, as far as these have not come there first.
-    Zero { log: Arc<dyn File>, direct: bool, range: Range<u64>, claim: Arc<Claim> },
     /// The next segment is made, under a name of its own, with room and zeros.
     Prepare { room: u64, zeros: u64 },
     /// A segment that takes no more records is ended: what a crash must find is synced.
@@ -56,10 +48,8 @@ pub(super) enum Done {
     Sync(io::Result<()>),
     SyncNames(io::Result<()>),
     Index,
-    /// The log's length now; whether it was a sync that failed, which says more than that there is no room.
-    Extend(Result<u64, Unextended>),
-    /// How long it took.
-    Zero(Range<u64>, io::Result<Duration>),
+    /// Whether it was a sync that failed, which says more than that there is no room.
+    Extend(Result<Extended, Unextended>),
     Prepare(Result<Prepared>),
     Seal(Result<()>),
     Checkpoint,
@@ -81,6 +71,15 @@ impl Done {
     }
 }
 
+/// A log that has more room.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extended {
+    /// Its length now.
+    pub(super) len: u64,
+    /// The device wrote zeros into the new room.
+    pub(super) written: bool,
+}
+
 /// Why a log has no more room than before.
 #[derive(Debug)]
 pub(super) enum Unextended {
@@ -97,7 +96,6 @@ impl fmt::Debug for Job {
             Self::SyncNames => "SyncNames",
             Self::Index { .. } => "Index",
             Self::Extend { .. } => "Extend",
-            Self::Zero { .. } => "Zero",
             Self::Prepare { .. } => "Prepare",
             Self::Seal { .. } => "Seal",
             Self::Checkpoint { .. } => "Checkpoint",
@@ -106,7 +104,7 @@ impl fmt::Debug for Job {
 }
 
 impl Job {
-    fn run(self, shared: &Shared, zeros: &mut Zeros) -> Done {
+    fn run(self, shared: &Shared) -> Done {
         match self {
             Self::Sync { log } => Done::Sync(log.sync()),
             Self::SyncNames => Done::SyncNames(shared.disk.sync_dir(&shared.dir)),
@@ -115,16 +113,10 @@ impl Job {
                 Done::Index
             }
             Self::Extend { log, range, durable } => Done::Extend(active::extend(&*log, range, durable)),
-            Self::Zero { log, direct, range, claim } => {
-                let begun = Instant::now();
-                let result = zeros.write(&*log, direct, &range, Some(&claim));
-                Done::Zero(range, result.map(|()| begun.elapsed()))
-            }
-            Self::Prepare { room, zeros: wanted } => {
+            Self::Prepare { room, zeros } => {
                 let prepared = Prepared::make(shared, room).map(|mut prepared| {
-                    match zeros.write(&*prepared.log, prepared.direct, &(0..wanted.min(prepared.allocated)), None) {
-                        Ok(()) => prepared.zeroed = wanted.min(prepared.allocated),
-                        Err(error) => tracing::debug!(%error, "zeros could not be written into the next segment"),
+                    if let Err(error) = prepared.write_zeros(zeros) {
+                        tracing::debug!(%error, "zeros could not be written into the next segment");
                     }
                     prepared
                 });
@@ -144,96 +136,6 @@ impl Job {
                 Done::Checkpoint
             }
         }
-    }
-}
-
-/// Writes zeros, by the device itself if it can.
-#[derive(Debug, Default)]
-struct Zeros {
-    /// Memory full of them, once some are needed.
-    memory: Option<Buffer>,
-    /// The device cannot do it by itself.
-    by_hand: bool,
-}
-
-impl Zeros {
-    fn write(&mut self, log: &dyn File, direct: bool, range: &Range<u64>, claim: Option<&Claim>) -> io::Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        let mut at = range.start;
-        while at < range.end {
-            let mut piece = at..range.end.min(at + to_u64(ZEROS));
-            at = piece.end;
-            if let Some(claim) = claim {
-                piece = claim.take(piece);
-            }
-            let written = self.write_piece(log, direct, piece);
-            if let Some(claim) = claim {
-                claim.give_back();
-            }
-            written?;
-        }
-        Ok(())
-    }
-
-    fn write_piece(&mut self, log: &dyn File, direct: bool, piece: Range<u64>) -> io::Result<()> {
-        if piece.is_empty() {
-            return Ok(());
-        }
-        if !self.by_hand {
-            match log.write_zeroes(piece.clone()) {
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => self.by_hand = true,
-                result => return result,
-            }
-        }
-        let zeros = match &self.memory {
-            Some(zeros) => zeros,
-            None => self.memory.insert(Buffer::new(ZEROS)?),
-        };
-        let bytes = &zeros[..to_usize(piece.end - piece.start)];
-        if direct { write_blocks_at(log, bytes, piece.start, false) } else { write_all_at(log, bytes, piece.start, false) }
-    }
-}
-
-/// Who writes which bytes first, the commits or zeros ahead of them: a commit waits only for zeros that are just being written.
-#[derive(Debug, Default)]
-pub(super) struct Claim(Mutex<Claimed>);
-
-#[derive(Debug, Default)]
-struct Claimed {
-    /// The bytes below are the commits'.
-    commits: u64,
-    /// Zeros are being written here.
-    zeros: Range<u64>,
-}
-
-impl Claim {
-    fn claimed(&self) -> MutexGuard<'_, Claimed> {
-        // Each is one assignment.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Claims the bytes below `end` for the commits, unless zeros are being written at some of those from `start` on.
-    pub(super) fn commit(&self, start: u64, end: u64) -> bool {
-        let mut claimed = self.claimed();
-        if claimed.zeros.start < end && start < claimed.zeros.end {
-            return false;
-        }
-        claimed.commits = claimed.commits.max(end);
-        true
-    }
-
-    /// What of the piece is to be zeros: not what is a commit's.
-    fn take(&self, piece: Range<u64>) -> Range<u64> {
-        let mut claimed = self.claimed();
-        let start = piece.start.max(claimed.commits.next_multiple_of(BLOCK)).min(piece.end);
-        claimed.zeros = start..piece.end;
-        claimed.zeros.clone()
-    }
-
-    fn give_back(&self) {
-        self.claimed().zeros = 0..0;
     }
 }
 
@@ -302,7 +204,6 @@ impl Thread {
         let (jobs, to_do) = crossbeam_channel::bounded::<Job>(MOST);
         let (done, results) = crossbeam_channel::bounded(MOST);
         let work = move || {
-            let mut zeros = Zeros::default();
             let mut failed = false;
             for job in to_do {
                 if failed && matches!(job, Job::Checkpoint { .. }) {
@@ -310,7 +211,7 @@ impl Thread {
                     continue;
                 }
                 // A panic is an end like any other, so that the writer never waits for what does not come.
-                let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&shared, &mut zeros)));
+                let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&shared)));
                 let ended = ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
                 failed |= ended.is_failure();
                 if done.send(ended).is_err() {

@@ -17,7 +17,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,8 +27,8 @@ use super::queue::{Bell, Hearing, Inbox, Message, WORTH_WAKING, Where};
 use super::recent::Memory;
 use super::reply::{Answerer, Crowd};
 use super::ticket::Answer;
-use super::upkeep::{Claim, Done, Job, Upkeep};
-use super::zeroing::ZeroAhead;
+use super::upkeep::{Done, Job, Upkeep};
+use super::zeroing::{Space, ZeroAhead};
 use super::{Appender, Shared};
 use crate::clock::Clock;
 use crate::config::{Durability, WaitStrategy};
@@ -117,7 +116,6 @@ pub(super) struct InRing {
 struct UnderWay {
     index: bool,
     extend: bool,
-    zeros: Option<Arc<Claim>>,
     prepare: bool,
     /// The active segment's name is not durable yet, and appends wait for it.
     names: bool,
@@ -369,7 +367,7 @@ impl Writer {
         }
         let deaf = Step::Wait(Where::Parked, Hearing::Nothing, None);
         if self.open_is_due() {
-            return Ok(if self.open_meets_zeros() { deaf } else { Step::Again });
+            return Ok(Step::Again);
         }
         if let Some(carried) = &self.carried {
             return Ok(if carried.waits { deaf } else { Step::Again });
@@ -591,7 +589,9 @@ impl Writer {
             let prefix = if self.active.direct { self.last_block.as_slice() } else { &[] };
             let needed = prefix.len() + bytes;
             let at_hand = (rest + self.inbox.queued_bytes()).clamp(WORTH_WAKING, self.shared.config.commit_bytes.max(WORTH_WAKING));
-            let buffer = self.memory.take(&self.shared.recent, needed, prefix.len() + to_usize(at_hand));
+            // Where the written space comes to its end, zeros want room as well.
+            let zeros = self.zero_ahead.behind(self.end + at_hand, self.active.zeroed, self.active.allocated);
+            let buffer = self.memory.take(&self.shared.recent, needed, prefix.len() + to_usize(at_hand + zeros));
             let buffer = buffer.map_err(Error::io("find memory for a commit of", &self.shared.dir))?;
             let lists = self.spare_lists.pop().unwrap_or_default();
             self.open = Some(Commit::new(buffer, self.end, prefix, lists, self.clock.monotonic()));
@@ -613,12 +613,6 @@ impl Writer {
         })
     }
 
-    /// Whether zeros are just being written where the open commit goes.
-    fn open_meets_zeros(&self) -> bool {
-        let claims = |open: &Commit, claim: &Claim| claim.commit(open.written_start(), open.written_end(self.active.direct));
-        matches!((&self.open, &self.under_way.zeros), (Some(open), Some(claim)) if !claims(open, claim))
-    }
-
     /// Whether there is enough to do during the next write to leave it to the ring: as much as came during the last one. A plain
     /// call is done sooner.
     fn has_something_to_do_meanwhile(&self) -> bool {
@@ -627,7 +621,7 @@ impl Writer {
 
     /// Starts the open commit's write if it is due and nothing is in its way.
     fn launch(&mut self) -> Result<()> {
-        if self.flight.is_some() || !self.open_is_due() || self.open_meets_zeros() {
+        if self.flight.is_some() || !self.open_is_due() {
             return Ok(());
         }
         let direct = self.active.direct;
@@ -638,8 +632,14 @@ impl Writer {
             self.answer();
         }
         let Some(mut commit) = self.open.take() else { return Ok(()) };
-        commit.launched = (self.clock.monotonic(), commit.written_end(direct) <= self.active.zeroed);
-        let (mut memory, range, position) = commit.launch(direct, &mut self.last_block);
+        let zeros = self.zeros_behind(&commit);
+        let space = match zeros {
+            0 if commit.written_end(direct) <= self.active.zeroed => Space::Written,
+            0 => Space::Unwritten,
+            zeros => Space::WithZeros(zeros),
+        };
+        commit.launched = (self.clock.monotonic(), space);
+        let (mut memory, range, position) = commit.launch(direct, to_usize(zeros), &mut self.last_block);
         if let commit::Memory::Buffer(buffer) = &mut memory {
             let unused = buffer.split_off(to_usize(to_u64(range.end).next_multiple_of(BLOCK)));
             self.memory.give_back(unused);
@@ -658,6 +658,16 @@ impl Writer {
                 self.complete(commit, memory, result)
             }
         }
+    }
+
+    /// Bytes of zeros that the commit takes along.
+    fn zeros_behind(&self, commit: &Commit) -> u64 {
+        if !self.active.takes_zeros() {
+            return 0;
+        }
+        let zeros = self.zero_ahead.behind(commit.written_end(true), self.active.zeroed, self.active.allocated);
+        let spare = to_u64(commit.spare());
+        zeros.min(spare - spare % BLOCK)
     }
 
     fn reap(&mut self) -> Result<()> {
@@ -682,17 +692,23 @@ impl Writer {
             result => result.map_err(|error| Error::io("write", &self.active.segment.path(Kind::Log))(error)),
         }?;
         let place = (commit.written_start(), commit.start(), commit.end());
+        let (begun, space) = commit.launched;
+        let mut written_end = commit.end().next_multiple_of(BLOCK);
         match memory {
-            commit::Memory::Buffer(buffer) if self.active.direct => {
+            commit::Memory::Buffer(mut buffer) if self.active.direct => {
+                if let Space::WithZeros(zeros) = space {
+                    let unused = buffer.split_off(to_usize(written_end - commit.written_start()));
+                    self.memory.give_back(unused);
+                    written_end += zeros;
+                }
                 self.memory.keep(&self.shared.recent, self.active.segment.base(), place, buffer);
             }
             // The page cache holds it.
             commit::Memory::Buffer(buffer) => self.memory.give_back(buffer),
             commit::Memory::Batch(batch) => self.inbox.give_back(batch),
         }
-        let (begun, into_written) = commit.launched;
-        self.zero_ahead.commit(commit.end() - commit.written_start(), self.clock.monotonic().saturating_sub(begun), into_written);
-        self.active.zeroed = self.active.zeroed.max(commit.end().next_multiple_of(BLOCK));
+        self.zero_ahead.commit(commit.bytes(), self.clock.monotonic().saturating_sub(begun), space);
+        self.active.zeroed = self.active.zeroed.max(written_end);
         if self.under_way.names {
             self.finished.push_back(commit);
         } else {
@@ -775,10 +791,6 @@ impl Writer {
                     self.under_way.extend = false;
                     self.active.extended(&self.shared, result)?;
                 }
-                Done::Zero(range, result) => {
-                    self.under_way.zeros = None;
-                    self.finish_zeros(&range, result);
-                }
                 Done::Prepare(result) => {
                     self.under_way.prepare = false;
                     self.prepared = result.inspect_err(|error| tracing::debug!(%error, "the next segment is made when it is needed")).ok();
@@ -809,15 +821,6 @@ impl Writer {
             self.upkeep.begin(Job::Extend { log: Arc::clone(&self.active.log), range, durable })?;
             self.under_way.extend = true;
         }
-        if self.under_way.zeros.is_none()
-            && self.active.takes_zeros()
-            && let Some(range) = self.zero_ahead.next(self.end, self.active.zeroed, self.active.allocated)
-        {
-            let claim = Arc::new(Claim::default());
-            let (log, direct) = (Arc::clone(&self.active.log), self.active.direct);
-            self.upkeep.begin(Job::Zero { log, direct, range, claim: Arc::clone(&claim) })?;
-            self.under_way.zeros = Some(claim);
-        }
         if self.checkpoint_is_due() {
             self.begin_checkpoint()?;
         }
@@ -828,20 +831,6 @@ impl Writer {
             self.under_way.prepare = true;
         }
         Ok(())
-    }
-
-    /// Zeros hold nothing: where they cannot be written, commits only take longer.
-    fn finish_zeros(&mut self, range: &Range<u64>, result: io::Result<Duration>) {
-        match result {
-            Ok(took) => {
-                self.active.zeroed = self.active.zeroed.max(range.end);
-                self.zero_ahead.zeros(range.end - range.start, took);
-            }
-            Err(error) => {
-                tracing::warn!(%error, path = %self.active.segment.path(Kind::Log).display(), "zeros could not be written ahead");
-                self.zero_ahead.stop();
-            }
-        }
     }
 
     /// So many bytes more are durable.
@@ -958,9 +947,9 @@ impl Writer {
     /// Whether nothing stands in the way of the next segment. One that was made ahead needs only that nobody else is at the
     /// active log.
     fn may_roll(&self) -> bool {
-        let UnderWay { extend, zeros, prepare, names, seals, .. } = &self.under_way;
+        let UnderWay { extend, prepare, names, seals, .. } = &self.under_way;
         // One segment at a time is left to be sealed: opening counts on that.
-        let nobody_else = !*extend && zeros.is_none() && !*prepare && !*names && seals.is_empty();
+        let nobody_else = !*extend && !*prepare && !*names && seals.is_empty();
         if self.rolls_ahead() { nobody_else } else { self.upkeep.is_idle() }
     }
 

@@ -1,54 +1,67 @@
-//! How far ahead of the records space is written with zeros, and when that pays.
+//! Written space ahead of the records: when a commit takes zeros along behind its records, and how many.
 //!
 //! Allocated space is not yet written space: on ext4 and xfs the first write into it changes the file's map, and a durable
-//! write then waits for the file system's journal. Zeros that were written before take that out of the commit, and cost their
-//! own bytes in bandwidth. Which is more depends on the size of the commits and on the device, by a factor of ten from one to
-//! the next, so it is measured as it goes: how long commits take into space that was written and into space that was not, and how
-//! long zeros take. Zeros pay while
+//! write then waits for the file system's journal. A commit that comes to the end of the written space therefore writes a piece of
+//! zeros behind its own records, in the same write, and so pays the journal for all the commits that fit in the piece. That costs
+//! the zeros' own bytes in bandwidth. Which is more depends on the size of the commits and on the device, by a factor of ten from one
+//! to the next, so it is measured as it goes: how long commits take into space that was written, into space that was not, and
+//! with zeros. With `n` commits to a piece, zeros pay while
 //!
 //! ```text
-//! time into unwritten space - time into written space  >  DEARER * time to write a commit's length of zeros
+//! time with zeros + (n - 1) * time into written space  <  n * time into unwritten space
 //! ```
 //!
-//! (perf/README.md, "Zeros ahead", shows where that is on one machine.) What is not known yet is found out: commits of up to
-//! [`WORTH_TRYING`] are given some written space, now and then again. As much is kept ahead as was written since the partition
-//! was opened, within bounds, so that a thousand partitions of a few records each do not write gigabytes; and in pieces that
-//! keep the device busy for no longer than a slow append takes anyway.
+//! (perf/README.md, "Zeros ahead", shows where that is on one machine, and that zeros written beside the commits, by another
+//! thread, are worth less: a commit's sync then waits for them too.) What is not known yet is found out: commits of up to
+//! [`WORTH_TRYING`] are given zeros, now and then again.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::io::BLOCK;
 
-/// A byte of zeros is counted so many times: it also costs journal commits of its own, and makes commits beside it wait.
-const DEARER: f64 = 2.0;
-
-/// Larger commits, in the mean, are never given zeros: their own write dwarfs what could be saved.
-const WORTH_TRYING: u64 = 512 << 10;
+/// Larger commits, in the mean, never take zeros along: their own write dwarfs what could be saved.
+const WORTH_TRYING: u64 = 256 << 10;
 
 /// Measured before anything is decided, and how much is written before it is measured anew.
 const SAMPLES: u32 = 8;
 const MEASURED_ANEW_AFTER: u64 = 256 << 20;
 
-/// Bytes that are kept ahead, and bytes of one piece; of either more where commits are as large.
-const LEAST: u64 = 256 << 10;
-const MOST: u64 = 2 << 20;
-const PIECE: u64 = 256 << 10;
+/// Bytes of a piece: room for several commits, and no more than the device writes in the time of a slow append.
+const PIECE: Range<u64> = 256 << 10..1 << 20;
+
+/// Before so much was written since the partition was opened, there are no zeros: a thousand partitions of a few records each
+/// do not write gigabytes.
+const NOT_BEFORE: u64 = 64 << 10;
+
+/// The next segment begins with so many zeros, where they pay: enough until its commits bring their own.
+const NEXT_SEGMENT: u64 = 2 << 20;
+
+/// Where a commit went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Space {
+    /// All into space that was written before.
+    Written,
+    /// Some of it into space that was only allocated.
+    Unwritten,
+    /// The same, with so many bytes of zeros behind.
+    WithZeros(u64),
+}
 
 /// What decides it.
 #[derive(Debug, Default)]
 pub(super) struct ZeroAhead {
-    /// Bytes per commit, smoothed.
+    /// Bytes by which a commit lengthens the log, smoothed.
     typical: u64,
-    /// Bytes written since the partition was opened.
+    /// Bytes of records since the partition was opened.
     written: u64,
-    /// Seconds per commit of about `timed_at` bytes, into unwritten and into written space.
-    commits: [Mean; 2],
+    /// Commits of about `timed_at` bytes, in seconds.
+    into_written: Mean,
+    into_unwritten: Mean,
+    with_zeros: Mean,
     timed_at: u64,
     timed_until: u64,
-    /// Seconds per byte of zeros.
-    zeros: Mean,
-    /// Zeros could not be written once, or are of no use on this file system.
+    /// Zeros are of no use on this file system.
     off: bool,
 }
 
@@ -72,24 +85,24 @@ impl Mean {
 }
 
 impl ZeroAhead {
-    /// A commit of so many bytes was written in so long, all into space that was written before, or not.
-    pub(super) fn commit(&mut self, bytes: u64, took: Duration, into_written: bool) {
+    /// A commit of so many bytes of records was written in so long.
+    pub(super) fn commit(&mut self, bytes: u64, took: Duration, space: Space) {
         self.typical = if self.written == 0 { bytes } else { (self.typical * 7 + bytes) / 8 };
         self.written = self.written.saturating_add(bytes);
         if !is_like(self.typical, self.timed_at) || self.written > self.timed_until {
-            (self.commits, self.zeros) = Default::default();
+            (self.into_written, self.into_unwritten, self.with_zeros) = Default::default();
             self.timed_at = self.typical;
             self.timed_until = self.written.saturating_add(MEASURED_ANEW_AFTER);
         }
         if is_like(bytes, self.timed_at) {
-            self.commits[usize::from(into_written)].add(took.as_secs_f64());
-        }
-    }
-
-    /// So many bytes of zeros took so long.
-    pub(super) fn zeros(&mut self, bytes: u64, took: Duration) {
-        if bytes > 0 {
-            self.zeros.add(took.as_secs_f64() / float(bytes));
+            let mean = match space {
+                Space::Written => &mut self.into_written,
+                Space::Unwritten => &mut self.into_unwritten,
+                Space::WithZeros(zeros) if zeros == self.piece() => &mut self.with_zeros,
+                // Cut short by the end of the room: like no other.
+                Space::WithZeros(_) => return,
+            };
+            mean.add(took.as_secs_f64());
         }
     }
 
@@ -104,49 +117,45 @@ impl ZeroAhead {
     }
 
     pub(super) fn pays(&self) -> bool {
-        if self.off || !self.has_begun() || self.typical > WORTH_TRYING {
+        if self.off || self.written < NOT_BEFORE || self.typical > WORTH_TRYING {
             return false;
         }
-        let [unwritten, written] = self.commits;
-        // While zeros are ahead, nothing is written into unwritten space: that is measured first.
-        let Some(unwritten) = unwritten.known() else { return false };
-        match (written.known(), self.zeros.known()) {
-            (Some(written), Some(zeros)) => unwritten - written > DEARER * zeros * float(self.timed_at),
+        // While there are zeros, nothing is written into unwritten space: that is measured first.
+        let Some(unwritten) = self.into_unwritten.known() else { return false };
+        match (self.into_written.known(), self.with_zeros.known()) {
+            (Some(written), Some(with_zeros)) => {
+                // Of commits smaller than a block, only those that come to a new one find it unwritten.
+                let commits = float(self.piece()) / float(self.timed_at.max(BLOCK));
+                with_zeros + (commits - 1.0) * written < commits * unwritten
+            }
             _ => true,
         }
     }
 
-    /// Bytes to keep ahead.
-    fn distance(&self) -> u64 {
-        self.written.clamp(LEAST, MOST).max(4 * self.typical).next_multiple_of(BLOCK)
+    /// Bytes of one piece of zeros.
+    pub(super) fn piece(&self) -> u64 {
+        (4 * self.timed_at).next_power_of_two().clamp(PIECE.start, PIECE.end)
     }
 
-    /// Bytes of one piece: a commit finds room in it.
-    fn piece(&self) -> u64 {
-        PIECE.max(2 * self.typical).min(self.distance() / 2).next_multiple_of(BLOCK)
-    }
-
-    /// The piece to write next, whole blocks; none if there is enough, or no room. The log's records, those on their way
-    /// included, end at `end`; up to `zeroed` everything was written before; there is room up to `allocated`.
-    pub(super) fn next(&self, end: u64, zeroed: u64, allocated: u64) -> Option<Range<u64>> {
-        let distance = self.distance();
-        if !self.pays() || zeroed > end.saturating_add(distance / 2) {
-            return None;
+    /// Bytes of zeros, whole blocks, for a write that ends at byte `end` of the log. Up to `written_to` everything was written before;
+    /// there is room up to `allocated`.
+    pub(super) fn behind(&self, end: u64, written_to: u64, allocated: u64) -> u64 {
+        if end <= written_to || !self.pays() {
+            return 0;
         }
-        // What is behind is left to the commits: they are faster than the zeros just now.
-        let start = zeroed.max(end).next_multiple_of(BLOCK);
-        let range = start..(allocated - allocated % BLOCK).min(start.saturating_add(self.piece()));
-        (!range.is_empty()).then_some(range)
+        let room = (allocated - allocated % BLOCK).saturating_sub(end);
+        self.piece().min(room)
     }
 
     /// How much of the segment that comes next is written ahead, with room for `allocated` bytes in it.
     pub(super) fn of_next_segment(&self, allocated: u64) -> u64 {
-        if self.pays() { self.written.min(allocated) / BLOCK * BLOCK } else { 0 }
+        if self.pays() { NEXT_SEGMENT.min(allocated) / BLOCK * BLOCK } else { 0 }
     }
 }
 
-/// Whether commits of these sizes take about as long.
+/// Whether commits of these sizes take about as long: whole blocks are written.
 fn is_like(bytes: u64, other: u64) -> bool {
+    let (bytes, other) = (bytes.max(BLOCK), other.max(BLOCK));
     bytes <= other.saturating_mul(2) && other <= bytes.saturating_mul(2)
 }
 
@@ -160,7 +169,7 @@ fn float(bytes: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// A device: seconds of a commit of so many bytes into unwritten and written space, and of a byte of zeros.
+    /// A device: seconds of the journal, of a durable write, and of a byte.
     #[derive(Clone, Copy)]
     struct Device {
         journal: f64,
@@ -169,88 +178,88 @@ mod tests {
     }
 
     impl Device {
-        /// Writes so many bytes in commits of one size; zeros go ahead whenever they are asked for.
-        fn write(self, zeros: &mut ZeroAhead, commit: u64, total: u64) -> u64 {
-            let (mut end, mut zeroed, mut written_ahead) = (0, 0, 0);
+        /// Writes so many bytes of records in commits of one size, with zeros as they are asked for; tells how many those were.
+        fn write(self, policy: &mut ZeroAhead, commit: u64, total: u64) -> u64 {
+            let (mut end, mut written_to, mut all_zeros) = (0, 0, 0);
             while end < total {
-                if let Some(range) = zeros.next(end, zeroed, u64::MAX) {
-                    zeroed = range.end;
-                    written_ahead += range.end - range.start;
-                    zeros.zeros(range.end - range.start, Duration::from_secs_f64(self.byte * float(range.end - range.start)));
-                }
-                let into_written = end + commit <= zeroed;
-                let journal = if into_written { 0.0 } else { self.journal };
-                zeros.commit(commit, Duration::from_secs_f64(self.commit + self.byte * float(commit) + journal), into_written);
                 end += commit;
-                zeroed = zeroed.max(end.next_multiple_of(BLOCK));
+                let write_end = end.next_multiple_of(BLOCK);
+                let zeros = policy.behind(write_end, written_to, u64::MAX);
+                let space = match zeros {
+                    0 if write_end <= written_to => Space::Written,
+                    0 => Space::Unwritten,
+                    zeros => Space::WithZeros(zeros),
+                };
+                let journal = if space == Space::Written { 0.0 } else { self.journal };
+                let seconds = self.commit + self.byte * float(commit.max(BLOCK) + zeros) + journal;
+                policy.commit(commit, Duration::from_secs_f64(seconds), space);
+                written_to = written_to.max(write_end + zeros);
+                all_zeros += zeros;
             }
-            written_ahead
+            all_zeros
         }
     }
 
-    /// About what was measured on a slow and on a fast virtual disk: 1.4 ns and 0.35 ns per byte.
-    const SLOW: Device = Device { journal: 80e-6, commit: 120e-6, byte: 1.4e-9 };
+    /// About what was measured on a slow and on a fast virtual disk: 3.5 ns and 0.35 ns per byte.
+    const SLOW: Device = Device { journal: 150e-6, commit: 120e-6, byte: 3.5e-9 };
     const FAST: Device = Device { journal: 150e-6, commit: 95e-6, byte: 0.35e-9 };
 
     #[test]
-    fn zeros_go_ahead_of_commits_for_which_they_pay() {
+    fn commits_take_zeros_along_for_which_they_pay() {
         let total = 64 << 20;
         for (device, commit, pays) in [
+            (SLOW, 100, true),
             (SLOW, 4 << 10, true),
             (SLOW, 16 << 10, true),
-            (SLOW, 128 << 10, false),
-            (SLOW, 1 << 20, false),
+            (SLOW, 64 << 10, false),
+            (SLOW, 200 << 10, false),
             (FAST, 4 << 10, true),
             (FAST, 128 << 10, true),
             (FAST, 400 << 10, false),
             (FAST, 1 << 20, false),
         ] {
-            let mut zeros = ZeroAhead::default();
-            let ahead = device.write(&mut zeros, commit, total);
-            assert_eq!(zeros.pays(), pays, "commits of {commit}");
-            // Finding out costs little where it does not pay; where it does, nearly everything is written ahead.
-            let bounds = if pays { total / 2..2 * total } else { 0..total / 8 };
-            assert!(bounds.contains(&ahead), "commits of {commit}: {ahead} bytes ahead");
+            let mut policy = ZeroAhead::default();
+            let zeros = device.write(&mut policy, commit, total);
+            assert_eq!(policy.pays(), pays, "commits of {commit}");
+            // Finding out costs little where it does not pay; where it does, nearly everything is zeros first.
+            let bounds = if pays { total / 2..total + (2 << 20) } else { 0..total / 4 };
+            assert!(bounds.contains(&zeros), "commits of {commit}: {zeros} bytes of zeros");
         }
     }
 
     #[test]
     fn a_load_that_changes_is_judged_anew() {
-        let mut zeros = ZeroAhead::default();
-        SLOW.write(&mut zeros, 8 << 10, 8 << 20);
-        assert!(zeros.pays());
-        SLOW.write(&mut zeros, 200 << 10, 64 << 20);
-        assert!(!zeros.pays());
-        SLOW.write(&mut zeros, 8 << 10, 8 << 20);
-        assert!(zeros.pays());
+        let mut policy = ZeroAhead::default();
+        SLOW.write(&mut policy, 8 << 10, 8 << 20);
+        assert!(policy.pays());
+        SLOW.write(&mut policy, 200 << 10, 64 << 20);
+        assert!(!policy.pays());
+        SLOW.write(&mut policy, 8 << 10, 8 << 20);
+        assert!(policy.pays());
         // So is a device that changes.
-        SLOW.write(&mut zeros, 128 << 10, 64 << 20);
-        assert!(!zeros.pays());
-        FAST.write(&mut zeros, 128 << 10, 2 * MEASURED_ANEW_AFTER);
-        assert!(zeros.pays());
-        zeros.stop();
-        assert!(!zeros.pays() && zeros.next(0, 0, 1 << 30).is_none());
+        SLOW.write(&mut policy, 128 << 10, 64 << 20);
+        assert!(!policy.pays());
+        FAST.write(&mut policy, 128 << 10, 2 * MEASURED_ANEW_AFTER);
+        assert!(policy.pays());
+        policy.stop();
+        assert!(!policy.pays() && policy.behind(1 << 20, 0, 1 << 30) == 0);
     }
 
     #[test]
-    fn as_much_as_was_written_and_never_beyond_the_room() {
+    fn zeros_begin_with_the_unwritten_space_and_never_pass_the_room() {
         let after = |count: u32, bytes: u64| {
-            let mut zeros = ZeroAhead::default();
-            (0..count).for_each(|_| zeros.commit(bytes, Duration::from_micros(100), false));
-            zeros
+            let mut policy = ZeroAhead::default();
+            (0..count).for_each(|_| policy.commit(bytes, Duration::from_micros(100), Space::Unwritten));
+            policy
         };
-        assert!(!after(0, 0).pays() && !after(SAMPLES - 1, 1000).pays());
-        let idle = after(SAMPLES, 1000);
-        assert_eq!(idle.next(1000, 4096, 1 << 30), Some(4096..4096 + LEAST / 2));
-        assert_eq!(idle.next(1000, 4096, 5000), None);
-        assert_eq!(idle.next(1000, 4096, 9000), Some(4096..8192));
-        let busy = after(100_000, 1000);
-        assert_eq!(busy.next(10 << 20, 10 << 20, 1 << 30), Some(10 << 20..(10 << 20) + PIECE));
-        assert_eq!(busy.next(10 << 20, (11 << 20) + 1, 1 << 30), None);
-        // Overtaken: what lies between is written by the commits themselves.
-        assert_eq!(busy.next((20 << 20) + 1, 15 << 20, 1 << 30), Some((20 << 20) + 4096..(20 << 20) + 4096 + PIECE));
-        assert_eq!(busy.of_next_segment(64 << 20), 64 << 20);
-        assert_eq!(idle.of_next_segment(64 << 20), 4096);
-        assert_eq!(after(SAMPLES, 1 << 20).of_next_segment(64 << 20), 0);
+        assert!(!after(0, 0).pays() && !after(SAMPLES - 1, 10_000).pays() && !after(SAMPLES, 1000).pays());
+        let policy = after(100, 1000);
+        assert_eq!(policy.behind(1 << 20, 1 << 20, 1 << 30), 0);
+        assert_eq!(policy.behind(1 << 20, (1 << 20) - BLOCK, 1 << 30), PIECE.start);
+        assert_eq!(policy.behind(1 << 20, 0, (1 << 20) + 9000), 8192);
+        assert_eq!(policy.behind(1 << 20, 0, 1 << 20), 0);
+        assert_eq!((policy.of_next_segment(64 << 20), policy.of_next_segment(9000)), (NEXT_SEGMENT, 8192));
+        assert_eq!((after(100, 250_000).piece(), after(100, 250_000).behind(1 << 20, 0, 1 << 30)), (PIECE.end, PIECE.end));
+        assert_eq!(after(100, 1 << 20).of_next_segment(64 << 20), 0);
     }
 }

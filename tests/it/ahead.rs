@@ -1,4 +1,4 @@
-//! Room and zeros ahead of the records: only where no record is, and always as the device wants them.
+//! Room and zeros ahead of the records: only where no record is.
 
 use sapwood::io::sim::{Effect, OpKind, OpRecord, RandomFault};
 use sapwood::{Batch, TopicConfig};
@@ -12,7 +12,7 @@ fn log_writes(ops: &[OpRecord]) -> impl Iterator<Item = &OpRecord> {
 }
 
 #[test]
-fn zeros_are_written_ahead_of_commits_of_every_size_and_never_over_them() {
+fn commits_of_every_size_take_zeros_along_and_overwrite_no_record() {
     // First some commits into unwritten space are measured: 100 of nothing fill less than a block.
     for (value_bytes, pays) in [(0, false), (1000, true), (4068, true), (25_000, true), (100_000, true), (700_000, false)] {
         let config = TopicConfig { segment_bytes: 256 << 20, preallocate_bytes: 1 << 20, ..TopicConfig::default() };
@@ -20,23 +20,24 @@ fn zeros_are_written_ahead_of_commits_of_every_size_and_never_over_them() {
         for _ in 0..100 {
             partition.append(Batch::of(None, &vec![7; value_bytes as usize]).unwrap()).unwrap().wait().unwrap();
         }
-        let written_end = partition.next_offset() * (value_bytes + 28);
         drop(partition);
-        // Closing waits for what is written beside the commits.
         broker.close().unwrap();
         let ops = sim.ops();
-        let (mut records_end, mut zeros) = (0, 0);
+        let (mut records_end, mut written_end, mut zeros) = (0, 0, 0);
         for write in log_writes(&ops) {
-            assert!(write.ok, "refused: {write:?}");
-            if write.durable {
-                records_end = records_end.max(write.position + write.len);
-            } else {
-                assert!(write.position >= records_end, "zeros over records: {write:?}");
-                zeros += write.len;
-            }
+            assert!(write.ok && write.durable, "{write:?}");
+            assert_eq!(write.position, records_end / 4096 * 4096, "each goes on in the block in which the last one ended");
+            records_end += value_bytes + 28;
+            let end = write.position + write.len;
+            let blocks_end = records_end.next_multiple_of(4096);
+            assert!(end >= blocks_end, "{write:?} does not hold the record up to {records_end}");
+            assert!(end == blocks_end || end > written_end, "zeros into space that was written: {write:?}");
+            assert!(end <= records_end.next_multiple_of(4096) + (1 << 20), "{write:?}");
+            written_end = written_end.max(end);
+            zeros += end - blocks_end;
         }
-        assert_eq!(zeros > 0, pays, "{zeros} zeros ahead of records of {value_bytes} bytes");
-        assert!(records_end >= written_end, "{records_end} of {written_end} bytes");
+        assert_eq!(zeros > 0, pays, "{zeros} zeros behind records of {value_bytes} bytes");
+        assert_eq!(records_end, 100 * (value_bytes + 28));
         sim::assert_closed(&sim, 1);
     }
 }

@@ -206,8 +206,11 @@ impl Area {
         Ok(latency)
     }
 
-    /// The next durable write.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// The next durable write, of as many bytes as it was prepared for.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let position = (self.next % self.writes) * self.write_bytes;
         self.next += 1;
         match self.method {
