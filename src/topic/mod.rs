@@ -173,7 +173,7 @@ impl Topic {
     pub fn produce(&self, key: Option<&[u8]>, value: &[u8]) -> Result<Appended> {
         let batch = Batch::of(key, value)?;
         let partition = self.partition_for(key);
-        let offsets = self.get(partition)?.append(batch)?.wait()?;
+        let offsets = self.get(partition)?.append_and_wait(batch)?;
         Ok(Appended { partition, offset: offsets.start })
     }
 

@@ -17,6 +17,7 @@ mod sim;
 mod support;
 
 mod ahead;
+mod alone;
 mod api;
 mod checkpoint;
 mod crash;

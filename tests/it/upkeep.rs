@@ -461,6 +461,14 @@ fn lives_of_floods_refusals_and_crashes_keep_what_was_acknowledged() {
                     number += 1;
                 }
                 let sent = number - batch.len();
+                if rng.below(4) == 0 {
+                    match partition.append_and_wait(batch) {
+                        Ok(offsets) => acknowledged.extend(offsets.zip(sent..)),
+                        Err(sapwood::Error::DiskFull { .. }) => {}
+                        Err(_) => break,
+                    }
+                    continue;
+                }
                 match partition.append(batch) {
                     Ok(ticket) => tickets.push((sent, ticket)),
                     Err(_) => break,

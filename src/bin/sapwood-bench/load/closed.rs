@@ -1,9 +1,10 @@
 //! The closed loop: each producer waits for the answer before its next append, so a slow disk gets fewer appends.
 
+use std::ops::Range;
 use std::thread;
 use std::time::Instant;
 
-use sapwood::{Batch, Ticket};
+use sapwood::{Batch, Partition, Ticket};
 
 use super::batcher::Batcher;
 use super::recorder::{Pending, Recorder};
@@ -44,9 +45,10 @@ impl<'a> Producer<'a> {
             let Some(sequences) = claims.take(measured) else { break };
             batcher.make(&sequences, &mut batches);
             let begun = Instant::now();
+            let alone = batches.len() == 1;
             for (partition, batch) in batches.drain(..) {
                 let pending = Pending::of(&batch, begun, measured, (self.number, partition), &sequences);
-                self.append(pending, batch);
+                if alone { self.append_and_wait(&pending, batch) } else { self.append(pending, batch) }
             }
             self.take_answers();
             now = Instant::now();
@@ -55,21 +57,36 @@ impl<'a> Producer<'a> {
     }
 
     fn append(&mut self, pending: Pending, batch: Batch) {
-        let partition = &self.control.load.partitions[usize::try_from(pending.partition).expect("a u32 fits in usize")];
-        match partition.append(batch) {
+        match self.partition(&pending).append(batch) {
             Ok(ticket) => self.in_flight.push((pending, ticket)),
             Err(error) => self.control.fail(pending.producer, pending.partition, error),
         }
     }
 
+    /// The one call for the one batch of an iteration.
+    fn append_and_wait(&mut self, pending: &Pending, batch: Batch) {
+        let answer = self.partition(pending).append_and_wait(batch);
+        self.answered(pending, answer);
+    }
+
     fn take_answers(&mut self) {
-        let gauge = self.control.live.gauge(self.number);
-        for (pending, ticket) in self.in_flight.drain(..) {
-            let log = usize::try_from(pending.partition).expect("a u32 fits in usize");
-            match ticket.wait() {
-                Ok(offsets) => self.recorder.answered(&pending, log, &offsets, gauge),
-                Err(error) => self.control.fail(pending.producer, pending.partition, error),
-            }
+        let mut in_flight = std::mem::take(&mut self.in_flight);
+        for (pending, ticket) in in_flight.drain(..) {
+            self.answered(&pending, ticket.wait());
         }
+        // For its memory.
+        self.in_flight = in_flight;
+    }
+
+    fn answered(&mut self, pending: &Pending, answer: sapwood::Result<Range<u64>>) {
+        let log = usize::try_from(pending.partition).expect("a u32 fits in usize");
+        match answer {
+            Ok(offsets) => self.recorder.answered(pending, log, &offsets, self.control.live.gauge(self.number)),
+            Err(error) => self.control.fail(pending.producer, pending.partition, error),
+        }
+    }
+
+    fn partition(&self, pending: &Pending) -> &'a Partition {
+        &self.control.load.partitions[usize::try_from(pending.partition).expect("a u32 fits in usize")]
     }
 }
