@@ -30,21 +30,25 @@ struct State {
     end: u64,
     /// Whether the files could not be sealed: what they hold durably is not known.
     unsealed: bool,
+    /// What is being written, kept for its memory.
+    entries: Vec<IndexEntry>,
+    bytes: Vec<u8>,
 }
 
 impl IndexFiles {
     /// Files that hold `entries` entries, opened when they are needed.
     pub(super) fn new(segment: Arc<Segment>, entries: u64) -> Self {
-        Self {
-            segment,
-            state: Mutex::new(State { files: None, end: entries * ENTRY_BYTES, unsealed: false }),
-            failed: AtomicBool::new(false),
-        }
+        Self::with(segment, None, entries * ENTRY_BYTES)
     }
 
     /// Empty files that are open.
     pub(super) fn opened(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>) -> Self {
-        Self { segment, state: Mutex::new(State { files, end: 0, unsealed: false }), failed: AtomicBool::new(false) }
+        Self::with(segment, files, 0)
+    }
+
+    fn with(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>, end: u64) -> Self {
+        let state = State { files, end, unsealed: false, entries: Vec::new(), bytes: Vec::new() };
+        Self { segment, state: Mutex::new(state), failed: AtomicBool::new(false) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -67,23 +71,25 @@ impl IndexFiles {
     /// A failure costs look-ups their speed, never a record: the entries stay in memory until the next attempt.
     pub(super) fn write(&self, disk: &dyn Disk, up_to: u64) {
         let mut state = self.state();
-        let entries = {
+        state.entries.clear();
+        {
             let pending = self.segment.pending();
-            pending[..pending.partition_point(|entry| entry.offset < up_to)].to_vec()
-        };
-        if entries.is_empty() {
+            state.entries.extend_from_slice(&pending[..pending.partition_point(|entry| entry.offset < up_to)]);
+        }
+        let count = state.entries.len();
+        if count == 0 {
             return;
         }
-        if let Err(error) = state.write(&self.segment, disk, &entries) {
+        if let Err(error) = state.write(&self.segment, disk) {
             if !self.failed.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "index entries could not be written; they wait in memory");
             }
             return;
         }
         self.failed.store(false, Ordering::Relaxed);
-        state.end += to_u64(entries.len()) * ENTRY_BYTES;
+        state.end += to_u64(count) * ENTRY_BYTES;
         // Only now: until then a look-up must find them in memory.
-        self.segment.pending().drain(..entries.len());
+        self.segment.pending().drain(..count);
     }
 
     /// Whether the last attempt to write failed. Waits for nobody.
@@ -94,7 +100,7 @@ impl IndexFiles {
     /// Makes durable what was written, and tells how many entries of records below `up_to` both files hold then; 0 if some of
     /// those wait still, or it could not be done.
     pub(super) fn sync(&self, disk: &dyn Disk, up_to: u64) -> u64 {
-        let path = self.segment.path(Kind::Index);
+        let failed = |action| move |error| Error::io(action, &self.segment.path(Kind::Index))(error);
         let synced = || -> Result<u64> {
             let (files, count) = {
                 let mut state = self.state();
@@ -104,8 +110,8 @@ impl IndexFiles {
                 return Ok(0);
             }
             // Without the lock: the writer looks at the state, and a sync takes its time.
-            files.iter().try_for_each(|file| file.sync()).map_err(Error::io("sync", &path))?;
-            count_below(&*files[0], count, up_to).map_err(Error::io("read", &path))
+            files.iter().try_for_each(|file| file.sync()).map_err(failed("sync"))?;
+            count_below(&*files[0], count, up_to).map_err(failed("read"))
         };
         synced().unwrap_or_else(|error| {
             tracing::warn!(%error, "an index could not be synced");
@@ -147,11 +153,13 @@ impl State {
         Ok(self.files.as_ref().expect("opened above"))
     }
 
-    fn write(&mut self, segment: &Segment, disk: &dyn Disk, entries: &[IndexEntry]) -> Result<()> {
-        let end = self.end;
-        for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.open(segment, disk)?) {
-            let bytes = IndexEntry::encode_all(entries, kind);
-            write_all_at(&**file, &bytes, end, false).map_err(Error::io("write", &segment.path(kind)))?;
+    /// Writes `entries` behind those that are there.
+    fn write(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<()> {
+        self.open(segment, disk)?;
+        for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.files.iter().flatten()) {
+            IndexEntry::encode_all(&self.entries, kind, &mut self.bytes);
+            let written = write_all_at(&**file, &self.bytes, self.end, false);
+            written.map_err(|error| Error::io("write", &segment.path(kind))(error))?;
         }
         Ok(())
     }

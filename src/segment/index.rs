@@ -31,13 +31,10 @@ impl IndexEntry {
         bytes
     }
 
-    /// All of them, one after another.
-    pub(crate) fn encode_all(entries: &[Self], kind: Kind) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(entries.len() * to_usize(ENTRY_BYTES));
-        for entry in entries {
-            bytes.extend_from_slice(&entry.encode(kind));
-        }
-        bytes
+    /// All of them, one after another, in the place of what the vector held.
+    pub(crate) fn encode_all(entries: &[Self], kind: Kind, into: &mut Vec<u8>) {
+        into.clear();
+        into.extend(entries.iter().flat_map(|entry| entry.encode(kind)));
     }
 }
 
