@@ -3,7 +3,7 @@
 //! A pair of ends over a slot. The answering end, dropped without an answer, tells the other that none will come. Either end
 //! may be on any thread.
 //!
-//! Many are answered at once by [`Crowd`]: the answers are all there before anybody is woken, then two are woken, and whoever
+//! Many are answered at once by [`Crowd`]: the answers are all there before anybody is woken, then one is woken, and whoever
 //! wakes wakes two more. Waking a thread costs more than appending a record, and the one thread that all of them wait for
 //! next has better things to do.
 
@@ -68,7 +68,7 @@ enum Answered<T> {
 #[derive(Debug)]
 struct Sleepers<T>(Mutex<Vec<Arc<Slot<T>>>>);
 
-/// How many each wakes: few, so that none of them is held up, and more than one, so that a long queue is woken soon.
+/// How many each of them wakes: few, so that none of them is held up, and more than one, so that a long queue is woken soon.
 const FAN_OUT: usize = 2;
 
 impl<T> Sleepers<T> {
@@ -77,9 +77,9 @@ impl<T> Sleepers<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes some, and leaves the others to them.
-    fn wake(this: &Arc<Self>) {
-        for _ in 0..FAN_OUT {
+    /// Wakes so many, and leaves the others to them.
+    fn wake(this: &Arc<Self>, most: usize) {
+        for _ in 0..most {
             loop {
                 let Some(slot) = this.list().pop() else { return };
                 // One whose owner looked in the meantime needs nobody; its slot may even serve another pair by now. If somebody
@@ -131,7 +131,7 @@ impl<T> Crowd<T> {
             // The first that came is woken first.
             list.reverse();
         }
-        Sleepers::wake(sleepers);
+        Sleepers::wake(sleepers, 1);
     }
 }
 
@@ -234,7 +234,7 @@ impl<T> Reply<T> {
             if let Some(next) = state.next.take() {
                 // Whoever was woken wakes others first: they may have waited for longer.
                 drop(state);
-                Sleepers::wake(&next);
+                Sleepers::wake(&next, FAN_OUT);
                 state = self.slot.state();
             }
         };
@@ -242,7 +242,7 @@ impl<T> Reply<T> {
         // It came just now, between the last wait and the end of the time.
         if let Some(next) = state.next.take() {
             drop(state);
-            Sleepers::wake(&next);
+            Sleepers::wake(&next, FAN_OUT);
         }
         result
     }
