@@ -249,13 +249,17 @@ fn open_log(disk: &dyn Disk, dir: &Path, base: u64) -> Result<(Arc<dyn File>, u6
     Ok((log, len, path))
 }
 
-/// Ends a sealed log with its last record, where a power loss undid that: nothing but zeros is behind.
-fn give_back_room(disk: &dyn Disk, path: &Path, end: u64, len: u64) -> Result<()> {
-    if end == len {
+/// Ends a sealed log with its last record, where a power loss undid that: nothing but zeros is behind. The last one may have been cut
+/// just before a crash of the process, and that not be durable: before a checkpoint of the next segment makes opening believe the
+/// length, it is made so.
+fn give_back_room(disk: &dyn Disk, path: &Path, end: u64, len: u64, is_last: bool) -> Result<()> {
+    if end == len && !is_last {
         return Ok(());
     }
     let cut = disk.open(path, Open::WRITE).and_then(|log| {
-        log.set_len(end)?;
+        if end < len {
+            log.set_len(end)?;
+        }
         log.sync()
     });
     cut.map_err(Error::io("cut", path))
@@ -287,17 +291,17 @@ impl Sealed {
         Ok((is_near && has_record).then_some(end))
     }
 
-    /// Checks that it leads to the next one: from its last index entry on, or all of it, and then its indexes are what the log says,
-    /// durably. What does not hold is reported.
-    fn check(&self, disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, whole: bool, report: &mut PartitionReport) -> Result<End> {
+    /// Checks that it leads to the next one: from its last index entry on, or, if no other sealed one follows, all of it, and then its
+    /// length and its indexes are what the log says, durably. What does not hold is reported.
+    fn check(&self, disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, is_last: bool, report: &mut PartitionReport) -> Result<End> {
         let Self { base, next } = *self;
         let (log, len, path) = open_log(disk, dir, base)?;
         let way = Way { log: &*log, direct: false, path: &path, base, len, interval: config.index_interval };
-        if !whole
+        if !is_last
             && let Some(walk) = self.walk_from_index(disk, dir, way, report)?
             && walk.next_offset == next
         {
-            give_back_room(disk, &path, walk.position, len)?;
+            give_back_room(disk, &path, walk.position, len, is_last)?;
             return Ok(walk.end(dir, base, walk.position));
         }
         // The index is missing, stale or wrong, or the log is damaged: the whole log tells which.
@@ -321,10 +325,10 @@ impl Sealed {
         }
         let end = walk.end(dir, base, if walk.flaw.is_none() { walk.position } else { len });
         if walk.flaw.is_none() {
-            give_back_room(disk, &path, walk.position, len)?;
+            give_back_room(disk, &path, walk.position, len, is_last)?;
             reconcile(disk, &end.segment, 0, &walk.entries, report);
             // Before a checkpoint of a later segment makes opening believe them.
-            if whole && let Err(error) = segment::sync_indexes(disk, &end.segment) {
+            if is_last && let Err(error) = segment::sync_indexes(disk, &end.segment) {
                 tracing::warn!(%error, "an index could not be synced");
             }
         }

@@ -156,6 +156,29 @@ fn the_first_append_of_a_segment_waits_for_its_name() {
 }
 
 #[test]
+fn a_cut_that_only_the_page_cache_held_is_durable_before_a_checkpoint_vouches_for_it() {
+    let (sim, broker, partition) = create(seed(), &ahead());
+    for number in 0..5 {
+        append(&partition, number).unwrap();
+    }
+    until("the next segment is ready", || prepared_is_ready(&sim));
+    let hold = sim.hold(OpKind::Sync, Some("00000000000000000000.log"));
+    append(&partition, 5).unwrap();
+    hold.wait_until_held();
+    // The process dies here, and the machine once the next process has opened the log.
+    let crashed = sim.fork(1);
+    hold.release();
+    drop((partition, broker));
+    crashed.crash_process();
+    let broker = try_open(&crashed, &ahead()).unwrap();
+    let lost = crashed.fork(2);
+    lost.power_loss_keeping_nothing();
+    drop(broker);
+    assert_kept(&lost, 6, "lost");
+    assert_sound(&lost);
+}
+
+#[test]
 fn a_name_that_cannot_be_made_durable_stops_the_partition() {
     for errno in [EIO, ENOSPC] {
         let (sim, broker, partition) = create(seed(), &ahead());
