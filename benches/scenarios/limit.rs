@@ -13,7 +13,7 @@ use sapwood::io::{Backend, Buffer, Create, Disk, Open, OsDisk};
 
 use crate::floor::{Area, fill};
 use crate::units::{float, nanos, size, to_u64, to_usize};
-use crate::load::WATCH;
+use crate::load::{WATCH, alone};
 use crate::{Outcome, named};
 
 /// Memory of this size is asked for in huge pages, as the engine's is.
@@ -43,7 +43,8 @@ impl Bare {
     /// The loop.
     pub fn run(&mut self, time: Duration) -> Outcome<Writes> {
         let begun = Instant::now();
-        let latency = self.area.measure(&self.memory[..self.bytes], time, &|| false).map_err(named("a bare write"))?;
+        let memory = &self.memory[..self.bytes];
+        let latency = alone(|| self.area.measure(memory, time, &|| false)).map_err(named("a bare write"))?;
         Ok(Writes { seconds: begun.elapsed().as_secs_f64(), latency, bytes: self.bytes })
     }
 }
@@ -51,6 +52,10 @@ impl Bare {
 impl Bare {
     /// The same writes by a timetable of so many per second; latency counts from the moment on it. Histogram of those after the warm-up.
     pub fn timetable(&mut self, per_second: f64, warmup: Duration, time: Duration) -> Outcome<Histogram<u64>> {
+        alone(|| self.write_by_timetable(per_second, warmup, time))
+    }
+
+    fn write_by_timetable(&mut self, per_second: f64, warmup: Duration, time: Duration) -> Outcome<Histogram<u64>> {
         let step = Duration::from_secs_f64(1.0 / per_second.max(1.0));
         let start = Instant::now();
         let mut latency = Histogram::new(3).expect("3 significant digits are allowed");

@@ -107,6 +107,19 @@ impl Measured {
     }
 }
 
+/// Runs it on a thread of its own, on the CPU with the highest number, to which the engine pins its first writer, too: where a disk has
+/// one interrupt, the CPU decides how long a write takes, and whatever is compared must not differ in that.
+pub fn alone<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let pinned = || {
+        if let Some(cpu) = core_affinity::get_core_ids().and_then(|cpus| cpus.into_iter().max_by_key(|cpu| cpu.id)) {
+            // Where it is refused, the scheduler decides, as it does for the writer.
+            let _ = core_affinity::set_for_current(cpu);
+        }
+        work()
+    };
+    thread::scope(|scope| scope.spawn(pinned).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
 /// The batch of the next append, in the memory of one that was written before.
 pub fn make_batch(partition: &Partition, value: &[u8], records: u64) -> Outcome<Batch> {
     let mut batch = partition.batch();
@@ -118,6 +131,10 @@ pub fn make_batch(partition: &Partition, value: &[u8], records: u64) -> Outcome<
 
 /// Each producer waits for the answer to its oldest append before it appends again.
 pub fn closed(engine: &Engine, shape: Shape, warmup: Duration, until: Until) -> Outcome<Measured> {
+    if shape.producers == 1 {
+        let share = alone(|| produce(engine.partition(0), shape, Instant::now() + warmup, until));
+        return sum(vec![share], shape);
+    }
     let together = Barrier::new(shape.producers);
     let shares: Vec<Outcome<Share>> = thread::scope(|scope| {
         let threads: Vec<_> = (0..shape.producers)
@@ -217,7 +234,11 @@ fn take_oldest(in_flight: &mut VecDeque<(Instant, Ticket)>, share: &mut Share) -
 /// One producer appends by a timetable of so many appends per second, whatever became of earlier ones. Latency counts from the
 /// moment on the timetable. Between appends the same thread takes the answers, so that no third thread competes for the CPUs.
 pub fn timetable(engine: &Engine, shape: Shape, per_second: f64, warmup: Duration, time: Duration) -> Outcome<Measured> {
-    let partition = engine.partition(0);
+    let share = alone(|| append_by_timetable(engine.partition(0), shape, per_second, warmup, time));
+    sum(vec![share], shape)
+}
+
+fn append_by_timetable(partition: &Partition, shape: Shape, per_second: f64, warmup: Duration, time: Duration) -> Outcome<Share> {
     let value = vec![7; shape.value_bytes];
     let step = Duration::from_secs_f64(1.0 / per_second.max(1.0));
     let start = Instant::now();
@@ -234,7 +255,7 @@ pub fn timetable(engine: &Engine, shape: Shape, per_second: f64, warmup: Duratio
     while !in_flight.is_empty() {
         take_oldest(&mut in_flight, &mut share)?;
     }
-    sum(vec![Ok(share)], shape)
+    Ok(share)
 }
 
 /// Takes the answers that come before this moment, and returns at it.
