@@ -56,7 +56,7 @@ pub(super) const DEPTH: u32 = 1;
 pub(super) enum Step {
     /// Call again.
     Again,
-    /// Wait there for its completion or for the bell, which rings for what is worth hearing, or for so long.
+    /// Wait there for its completion or for the bell, which rings for what is worth hearing, or until that time.
     Wait(Where, Hearing, Option<Duration>),
     /// Closed.
     End,
@@ -273,13 +273,15 @@ impl Writer {
         loop {
             match self.step()? {
                 Step::Again => {}
-                Step::Wait(place, hearing, timeout) => {
-                    let watch = self.watch_until.saturating_sub(self.clock.monotonic());
-                    let (place, timeout) = if place == Where::Parked && hearing == Hearing::Anything && !watch.is_zero() {
-                        (Where::Watching, Some(timeout.map_or(watch, |timeout| timeout.min(watch))))
+                Step::Wait(place, hearing, until) => {
+                    let now = self.clock.monotonic();
+                    let watches = place == Where::Parked && hearing == Hearing::Anything && now < self.watch_until;
+                    let (place, until) = if watches {
+                        (Where::Watching, Some(until.map_or(self.watch_until, |until| until.min(self.watch_until))))
                     } else {
-                        (place, timeout)
+                        (place, until)
                     };
+                    let timeout = until.map(|until| until.saturating_sub(now));
                     if !self.listen(place, hearing) {
                         continue;
                     }
@@ -289,7 +291,7 @@ impl Writer {
                             self.inbox.stop_listening();
                         }
                         _ => {
-                            self.parked_until = timeout.map(|timeout| self.clock.monotonic() + timeout);
+                            self.parked_until = until;
                             return Ok(Pause::Wait(place, timeout));
                         }
                     }
@@ -345,8 +347,7 @@ impl Writer {
         self.launch()?;
         self.follow_up()?;
         match self.what_next()? {
-            Step::Wait(Where::Parked, Hearing::Anything, timeout) => {
-                let until = timeout.map(|timeout| self.clock.monotonic() + timeout);
+            Step::Wait(Where::Parked, Hearing::Anything, until) => {
                 let wakes_in_time = until.is_none_or(|until| self.parked_until.is_some_and(|parked| parked <= until));
                 Ok(wakes_in_time && self.listen(Where::Parked, Hearing::Anything))
             }
@@ -376,16 +377,16 @@ impl Writer {
             return Ok(if self.upkeep.is_idle() { Step::Again } else { deaf });
         }
         let now = self.clock.monotonic();
-        let index = self.index_since.filter(|_| !self.under_way.index).map(|since| (since + INDEX_PATIENCE).saturating_sub(now));
-        if index.is_some_and(|wait| wait.is_zero()) {
+        let index = self.index_since.filter(|_| !self.under_way.index).map(|since| since + INDEX_PATIENCE);
+        if index.is_some_and(|due| due <= now) {
             self.begin_index()?;
             return Ok(Step::Again);
         }
-        let linger = self.open.as_ref().map(|open| (open.since + self.linger()).saturating_sub(now));
-        let note = self.unnoted.filter(|_| self.may_checkpoint()).map(|(_, since)| (since + CHECKPOINT_AGE).saturating_sub(now));
+        let linger = self.open.as_ref().map(|open| open.since + self.linger());
+        let note = self.unnoted.filter(|_| self.may_checkpoint()).map(|(_, since)| since + CHECKPOINT_AGE);
         // While a sync is under way, its end is what brings the next.
         let sync = self.unsynced.filter(|_| self.under_way.sync.is_none()).and_then(|(_, since)| match self.shared.config.durability {
-            Durability::Interval { time, .. } => Some((since + time).saturating_sub(now)),
+            Durability::Interval { time, .. } => Some(since.saturating_add(time)),
             Durability::Durable | Durability::Os => None,
         });
         Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, note, sync].into_iter().flatten().min()))
@@ -879,7 +880,7 @@ impl Writer {
         let Some((bytes, since)) = self.unsynced else { return false };
         let asked = self.syncs.iter().any(|(offset, _)| *offset <= self.shared.appended_end());
         let interval = match self.shared.config.durability {
-            Durability::Interval { bytes: limit, time } => bytes >= limit || self.clock.monotonic() >= since + time,
+            Durability::Interval { bytes: limit, time } => bytes >= limit || self.clock.monotonic() >= since.saturating_add(time),
             Durability::Durable | Durability::Os => false,
         };
         self.under_way.sync.is_none() && (asked || interval)
