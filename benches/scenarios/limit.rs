@@ -12,8 +12,8 @@ use rustix::io::ReadWriteFlags;
 use sapwood::io::{Backend, Buffer, Create, Disk, Open, OsDisk};
 
 use crate::floor::{Area, fill};
-use crate::units::{float, nanos, size, to_u64, to_usize};
 use crate::load::{WATCH, alone};
+use crate::units::{float, nanos, size, to_u64, to_usize};
 use crate::{Outcome, named};
 
 /// Memory of this size is asked for in huge pages, as the engine's is.

@@ -92,7 +92,17 @@ impl Commit {
     /// A commit of one batch alone, whose records were completed in place: the last one is `end_offset - 1`.
     pub(super) fn of_batch(batch: Batch, start: u64, end_offset: u64, lists: Lists, since: Duration) -> Self {
         let (used, records) = (to_usize(batch.bytes()), batch.len());
-        Self { memory: Some(Memory::Batch(batch)), at: start, start, used, records, end_offset, lists, since, launched: (since, Space::Unwritten) }
+        Self {
+            memory: Some(Memory::Batch(batch)),
+            at: start,
+            start,
+            used,
+            records,
+            end_offset,
+            lists,
+            since,
+            launched: (since, Space::Unwritten),
+        }
     }
 
     /// Where its first record begins, in the log.

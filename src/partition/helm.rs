@@ -72,9 +72,8 @@ impl Helm {
 
     /// A panic is an error like any other.
     fn guard<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-            Err(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message: panic_message(&*panic) })
-        })
+        panic::catch_unwind(AssertUnwindSafe(work))
+            .unwrap_or_else(|panic| Err(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message: panic_message(&*panic) }))
     }
 
     /// Ends the writer. However it ends, whoever waits learns why.
