@@ -72,11 +72,13 @@ pub enum WaitStrategy {
     Block,
     /// It watches for so long before it sleeps. Saves the waking while appends come more often than that, and costs a CPU per busy
     /// partition: of use only where there are more CPUs than busy threads. A producer in
-    /// [`Partition::append_and_wait`](crate::Partition::append_and_wait) that is alone needs no writer to be woken either way.
+    /// [`Partition::append_and_wait`](crate::Partition::append_and_wait) that is alone needs no writer to be woken either way, and sends
+    /// one that watches to sleep.
     Spin(Duration),
 }
 
-/// Which CPUs the writer threads are pinned to. Where pinning fails, a thread runs unpinned, with a warning.
+/// Which CPUs the writer threads are pinned to. A producer that commits by itself
+/// ([`Partition::append_and_wait`](crate::Partition::append_and_wait)) does so wherever it runs. Where pinning fails, a thread runs unpinned, with a warning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Pinning {
     /// Round robin over the CPUs that the thread which opens the broker may use, from the highest number down.

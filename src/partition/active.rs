@@ -26,7 +26,7 @@ const WORTH_PREPARING: u64 = 1 << 20;
 /// Bytes of zeros in one write beside the commits: none of these waits longer for the device than such a write takes.
 const ZEROS: u64 = 256 << 10;
 
-/// The open files of the segment that takes the writes. Used by the writer's thread alone.
+/// The open files of the segment that takes the writes. Used by the writer alone.
 #[derive(Debug)]
 pub(super) struct Active {
     pub(super) segment: Arc<Segment>,

@@ -1,4 +1,4 @@
-//! One log: a writer thread that alone appends, watermarks, and readers beside it.
+//! One log: one writer, watermarks, and readers beside it.
 //!
 //! [`Partition`] is the handle. Its threads share [`Shared`]: the segments and the two watermarks, which only the writer
 //! moves and which only grow. `durable_end` never passes `appended_end`.
@@ -416,7 +416,7 @@ impl Inner {
             Ok(()) => receiver.wait().unwrap_or_else(|| Err(self.shared.why_stopped())),
             Err(_) => Err(self.shared.why_stopped()),
         };
-        // A panic of the writer was caught in its thread, and is the latch's error.
+        // A panic of the writer was caught, and is the latch's error.
         let _ = thread.join();
         self.shared.closed.store(true, Ordering::Release);
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -231,7 +231,8 @@ impl<T> Reply<T> {
                     self.slot.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
-            if let Some(next) = state.next.take() {
+            // More than one crowd may count on this one, and the second may come while the first is woken.
+            while let Some(next) = state.next.take() {
                 // Whoever was woken wakes others first: they may have waited for longer.
                 drop(state);
                 Sleepers::wake(&next, FAN_OUT);

@@ -1,7 +1,7 @@
-//! What a partition's writer does not wait for: syncs, index entries, room and zeros ahead, the next segment, checkpoints.
+//! What a partition's writer does not wait for: syncs, index entries, room ahead, the next segment, checkpoints.
 //!
-//! Jobs are done in the order in which they were begun, on a thread of the partition's own that starts with the first of
-//! them: a partition that takes no appends has none. Each job is a plain function over the seam to the operating system, and
+//! Jobs are done in the order in which they were begun, on a thread of the partition's own that starts with the first
+//! commit: a partition that takes no appends has none. Each job is a plain function over the seam to the operating system, and
 //! its result is taken by the writer, whose wait it ends. The state that the writer decides by stays with the writer.
 
 use std::fmt;
@@ -168,17 +168,31 @@ impl Upkeep {
     /// The system grants no thread.
     pub(super) fn begin(&mut self, job: Job) -> Result<()> {
         assert!(self.under_way < MOST, "the writer begins a job of each kind at most");
-        let thread = match &self.thread {
-            Some(thread) => thread,
-            None => {
-                let started = Thread::start(Arc::clone(&self.shared), Arc::clone(&self.bell));
-                self.thread.insert(started.map_err(Error::io("start an upkeep thread for", &self.shared.dir))?)
-            }
-        };
-        self.under_way += 1;
+        let thread = self.started()?;
         let begun = thread.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         assert!(begun, "the thread takes jobs until it is dropped");
+        self.under_way += 1;
         Ok(())
+    }
+
+    /// Sees to it that the thread is there, which takes after the one that starts it: its CPUs, its scheduling.
+    ///
+    /// # Errors
+    /// The system grants no thread.
+    pub(super) fn start(&mut self) -> Result<()> {
+        self.started().map(|_| ())
+    }
+
+    fn started(&mut self) -> Result<&Thread> {
+        if self.thread.is_none() {
+            let started = Thread::start(Arc::clone(&self.shared), Arc::clone(&self.bell));
+            self.thread = Some(started.map_err(Error::io("start an upkeep thread for", &self.shared.dir))?);
+        }
+        Ok(self.thread.as_ref().expect("started above"))
+    }
+
+    pub(super) fn is_started(&self) -> bool {
+        self.thread.is_some()
     }
 
     /// The end of the job that was begun first, if it has ended.

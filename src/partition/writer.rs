@@ -126,7 +126,7 @@ struct UnderWay {
     checkpoint: bool,
 }
 
-/// Everything that the writer's thread owns.
+/// Everything that whoever works as the writer owns.
 #[derive(Debug)]
 pub(super) struct Writer {
     // Dropped in this order: whoever waits is told before the ring waits for the device.
@@ -330,6 +330,7 @@ impl Writer {
             && self.carried.is_none()
             && self.finished.is_empty()
             && self.closing.is_none()
+            && self.upkeep.is_started()
             && !self.upkeep.has_news()
             && self.inbox.is_empty()
     }
@@ -811,6 +812,8 @@ impl Writer {
         if self.closing.is_some() || !self.zero_ahead.has_begun() {
             return Ok(());
         }
+        // The first commit is always this thread's own, for it needs room; a producer's thread starts none.
+        self.upkeep.start()?;
         if self.pending_entries >= PENDING_ENTRIES && !self.under_way.index && !self.active.index.failed() {
             self.begin_index()?;
         }

@@ -5,10 +5,10 @@
 //! zeros behind its own records, in the same write, and so pays the journal for all the commits that fit in the piece. That costs
 //! the zeros' own bytes in bandwidth. Which is more depends on the size of the commits and on the device, by a factor of ten from one
 //! to the next, so it is measured as it goes: how long commits take into space that was written, into space that was not, and
-//! with zeros. With `n` commits to a piece, zeros pay while
+//! with zeros. With room for `n` commits in the zeros, these pay while
 //!
 //! ```text
-//! time with zeros + (n - 1) * time into written space  <  n * time into unwritten space
+//! time with zeros + n * time into written space  <  (n + 1) * time into unwritten space
 //! ```
 //!
 //! (perf/README.md, "Zeros ahead", shows where that is on one machine, and that zeros written beside the commits, by another
@@ -59,6 +59,8 @@ pub(super) struct ZeroAhead {
     into_written: Mean,
     into_unwritten: Mean,
     with_zeros: Mean,
+    /// Bytes of zeros that those last took along: a piece, or what there was room for.
+    zeros: Mean,
     timed_at: u64,
     timed_until: u64,
     /// Zeros are of no use on this file system.
@@ -90,19 +92,20 @@ impl ZeroAhead {
         self.typical = if self.written == 0 { bytes } else { (self.typical * 7 + bytes) / 8 };
         self.written = self.written.saturating_add(bytes);
         if !is_like(self.typical, self.timed_at) || self.written > self.timed_until {
-            (self.into_written, self.into_unwritten, self.with_zeros) = Default::default();
+            (self.into_written, self.into_unwritten, self.with_zeros, self.zeros) = Default::default();
             self.timed_at = self.typical;
             self.timed_until = self.written.saturating_add(MEASURED_ANEW_AFTER);
         }
         if is_like(bytes, self.timed_at) {
-            let mean = match space {
-                Space::Written => &mut self.into_written,
-                Space::Unwritten => &mut self.into_unwritten,
-                Space::WithZeros(zeros) if zeros == self.piece() => &mut self.with_zeros,
-                // Cut short by the end of the room: like no other.
-                Space::WithZeros(_) => return,
-            };
-            mean.add(took.as_secs_f64());
+            let seconds = took.as_secs_f64();
+            match space {
+                Space::Written => self.into_written.add(seconds),
+                Space::Unwritten => self.into_unwritten.add(seconds),
+                Space::WithZeros(zeros) => {
+                    self.with_zeros.add(seconds);
+                    self.zeros.add(float(zeros));
+                }
+            }
         }
     }
 
@@ -125,10 +128,12 @@ impl ZeroAhead {
         match (self.into_written.known(), self.with_zeros.known()) {
             (Some(written), Some(with_zeros)) => {
                 // Of commits smaller than a block, only those that come to a new one find it unwritten.
-                let commits = float(self.piece()) / float(self.timed_at.max(BLOCK));
-                with_zeros + (commits - 1.0) * written < commits * unwritten
+                let commits = self.zeros.value / float(self.timed_at.max(BLOCK));
+                with_zeros + commits * written < (commits + 1.0) * unwritten
             }
-            _ => true,
+            // What there is room for holds not even one commit.
+            (None, Some(_)) => false,
+            (_, None) => true,
         }
     }
 
@@ -180,11 +185,16 @@ mod tests {
     impl Device {
         /// Writes so many bytes of records in commits of one size, with zeros as they are asked for; tells how many those were.
         fn write(self, policy: &mut ZeroAhead, commit: u64, total: u64) -> u64 {
+            self.write_within(policy, commit, total, u64::MAX)
+        }
+
+        /// The same from memory that has room for so many bytes.
+        fn write_within(self, policy: &mut ZeroAhead, commit: u64, total: u64, memory: u64) -> u64 {
             let (mut end, mut written_to, mut all_zeros) = (0, 0, 0);
             while end < total {
                 end += commit;
                 let write_end = end.next_multiple_of(BLOCK);
-                let zeros = policy.behind(write_end, written_to, u64::MAX);
+                let zeros = policy.behind(write_end, written_to, u64::MAX).min(memory - commit.next_multiple_of(BLOCK));
                 let space = match zeros {
                     0 if write_end <= written_to => Space::Written,
                     0 => Space::Unwritten,
@@ -224,6 +234,17 @@ mod tests {
             // Finding out costs little where it does not pay; where it does, nearly everything is zeros first.
             let bounds = if pays { total / 2..total + (2 << 20) } else { 0..total / 4 };
             assert!(bounds.contains(&zeros), "commits of {commit}: {zeros} bytes of zeros");
+        }
+    }
+
+    #[test]
+    fn pieces_that_never_fit_are_judged_by_what_fits() {
+        for (commit, memory, pays) in
+            [(200 << 10, 1 << 20, false), (130 << 10, 256 << 10, false), (8 << 10, 64 << 10, true), (4 << 10, 8 << 10, true)]
+        {
+            let mut policy = ZeroAhead::default();
+            let zeros = SLOW.write_within(&mut policy, commit, 64 << 20, memory);
+            assert_eq!(policy.pays(), pays, "commits of {commit} in {memory}, {zeros} bytes of zeros");
         }
     }
 
