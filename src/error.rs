@@ -100,7 +100,7 @@ pub enum Error {
         path: PathBuf,
         /// Bytes that were asked for.
         needed: u64,
-        /// How many of the batch's first records are in the log. Not 0 only for a batch that spans segments.
+        /// How many of the batch's first records are in the log: 0, unless the batch spans segments.
         appended: u64,
     },
     /// The system refused.

@@ -264,8 +264,8 @@ impl Partition {
         }
     }
 
-    /// Appends a batch and waits until it is durable: [`Self::append`] and [`Ticket::wait`] in one, and the fastest way where one
-    /// producer at a time appends. While nobody else does, the commit is made on the calling thread, with no other thread to wake
+    /// Appends a batch and waits until it is as durable as the topic asks for: [`Self::append`] and [`Ticket::wait`] in one, and the
+    /// fastest way where one producer at a time appends. While nobody else does, the commit is made on the calling thread, with no other thread to wake
     /// and to be woken by; with company it goes by the queue.
     ///
     /// # Durability, Blocking, Errors
