@@ -47,9 +47,7 @@ impl Bare {
         let latency = alone(|| self.area.measure(memory, time, &|| false)).map_err(named("a bare write"))?;
         Ok(Writes { seconds: begun.elapsed().as_secs_f64(), latency, bytes: self.bytes })
     }
-}
 
-impl Bare {
     /// The same writes by a timetable of so many per second; latency counts from the moment on it. Histogram of those after the warm-up.
     pub fn timetable(&mut self, per_second: f64, warmup: Duration, time: Duration) -> Outcome<Histogram<u64>> {
         alone(|| self.write_by_timetable(per_second, warmup, time))

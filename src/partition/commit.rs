@@ -145,8 +145,8 @@ impl Commit {
 
     /// Ends the commit: gives the memory, which of its bytes to write, and where in the log they go.
     ///
-    /// With `blocks` these are whole blocks, the last one filled up with zeros and so many `zeros` behind it, and `last_block` becomes the bytes of the
-    /// block that holds the end: the next commit's prefix.
+    /// With `blocks` these are whole blocks, the last one filled up with zeros and so many `zeros` behind it, and `last_block`
+    /// becomes the bytes of the block that holds the end: the next commit's prefix.
     pub(super) fn launch(&mut self, blocks: bool, zeros: usize, last_block: &mut Vec<u8>) -> (Memory, Range<usize>, u64) {
         last_block.clear();
         let used = self.used;

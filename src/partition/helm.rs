@@ -5,7 +5,7 @@
 //! company, the writer's own thread commits for all of them. Either way there is one writer, and whoever holds it is it.
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::queue::Bell;
 use super::reply::Answerer;
@@ -15,79 +15,71 @@ use super::{Shared, panic_message};
 use crate::error::{Error, Result};
 use crate::record::Batch;
 
-/// The writer, until it ended.
+/// The writer, until it stopped.
 #[derive(Debug)]
 pub(super) struct Helm {
-    state: Mutex<State>,
+    writer: Mutex<Option<Writer>>,
     bell: Arc<Bell>,
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
-struct State {
-    writer: Option<Writer>,
-    /// A producer's commit ended it. Only its own thread may let go of it: the ring is that thread's.
-    ended: bool,
-}
-
 impl Helm {
     pub(super) fn new(writer: Writer, bell: Arc<Bell>, shared: Arc<Shared>) -> Self {
-        Self { state: Mutex::new(State { writer: Some(writer), ended: false }), bell, shared }
+        Self { writer: Mutex::new(Some(writer)), bell, shared }
     }
 
-    /// Works until the writer ends: what its own thread does, which is the one that the bell wakes.
+    /// Works until the writer stops: what its own thread does, which is the one that the bell wakes. Only this thread lets go of the
+    /// writer, also of one that a producer's commit stopped: the ring is this thread's.
     pub(super) fn work(&self) {
-        loop {
-            // A panic is caught before it could poison the lock.
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let State { writer: Some(writer), ended: false } = &mut *state else { break };
+        let mut held = self.take();
+        while let Some(writer) = held.as_mut().filter(|_| !self.has_stopped()) {
             match self.guard(|| writer.work()) {
                 Ok(Pause::Wait(place, timeout)) => {
-                    drop(state);
+                    drop(held);
                     self.bell.wait(place, timeout);
+                    held = self.take();
                 }
-                Ok(Pause::End) => {
-                    self.stop(None);
-                    break;
-                }
-                Err(error) => {
-                    self.stop(Some(error));
-                    break;
-                }
+                Ok(Pause::End) => self.stop(None),
+                Err(error) => self.stop(Some(error)),
             }
         }
         // With it goes every answer that it owes, and whoever waits looks for the reason, which is there.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).writer = None;
+        *held = None;
+        drop(held);
         if let Some(Some(error)) = self.shared.stopped.get() {
             tracing::error!(%error, path = %self.shared.dir.display(), "the partition takes no more appends until it is opened again");
         }
     }
 
-    /// Commits a batch on this thread if the writer is idle and needs nothing else for it; the batch back if not. The answer is
+    /// Commits a batch on this thread if the writer is idle and needs nothing else for it; both back if not. The answer is
     /// there when this returns, or comes later from the writer's own thread.
-    pub(super) fn try_commit(&self, batch: Batch, answer: impl FnOnce() -> Answerer<Answer>) -> Result<(), Batch> {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(batch),
+    pub(super) fn try_commit(&self, batch: Batch, answer: Answerer<Answer>) -> Result<(), (Batch, Answerer<Answer>)> {
+        let mut held = match self.writer.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err((batch, answer)),
         };
-        let State { writer: Some(writer), ended } = &mut *state else { return Err(batch) };
-        if *ended || !writer.is_free_for(&batch) {
-            return Err(batch);
-        }
-        let can_wait = match self.guard(|| writer.commit(batch, answer())) {
-            Ok(can_wait) => can_wait,
-            Err(error) => {
-                self.stop(Some(error));
-                *ended = true;
-                false
-            }
+        let Some(writer) = held.as_mut().filter(|writer| !self.has_stopped() && writer.is_free_for(&batch)) else {
+            return Err((batch, answer));
         };
-        drop(state);
+        let can_wait = self.guard(|| writer.commit(batch, answer)).unwrap_or_else(|error| {
+            self.stop(Some(error));
+            false
+        });
+        drop(held);
         if !can_wait {
             self.bell.wake();
         }
         Ok(())
+    }
+
+    fn take(&self) -> MutexGuard<'_, Option<Writer>> {
+        // A panic of the writer is caught before it could poison the lock.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_stopped(&self) -> bool {
+        self.shared.stopped.get().is_some()
     }
 
     /// A panic is an error like any other.
@@ -96,7 +88,7 @@ impl Helm {
             .unwrap_or_else(|panic| Err(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message: panic_message(&*panic) }))
     }
 
-    /// Says why the writer stops, before it lets go of anything. However it ends, whoever waits learns why.
+    /// Says why the writer stops, while it is held: from then on nobody works as it. However it ends, whoever waits learns why.
     fn stop(&self, error: Option<Error>) {
         let first = self.shared.stopped.set(error).is_ok();
         assert!(first, "a partition has one writer, which stops once");

@@ -41,7 +41,7 @@ use checkpoint::{Checkpoint, Checkpoints};
 use helm::Helm;
 use queue::{Bell, Message, Queue, Refused};
 use recent::{Memory, Recent};
-use reply::{Answerer, Pool};
+use reply::{Answerer, Pool, Reply};
 use ticket::Answer;
 use writer::{InRing, Writer};
 
@@ -258,10 +258,7 @@ impl Partition {
     pub fn append(&self, batch: Batch) -> Result<Ticket> {
         self.check(&batch)?;
         let (answer, receiver) = self.0.answers.pair();
-        match self.0.queue.send(Message::Append { batch, answer }) {
-            Ok(()) => Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
-            Err(Refused::Full(_) | Refused::Closed(_)) => Err(self.0.shared.why_stopped()),
-        }
+        self.queue(batch, answer, receiver)
     }
 
     /// Appends a batch and waits until it is as durable as the topic asks for: [`Self::append`] and [`Ticket::wait`] in one, and the
@@ -272,16 +269,17 @@ impl Partition {
     /// Those of both.
     pub fn append_and_wait(&self, batch: Batch) -> Result<Range<u64>> {
         self.check(&batch)?;
-        let mut receiver = None;
-        let committed = self.0.helm.try_commit(batch, || {
-            let (answer, reply) = self.0.answers.pair();
-            receiver = Some(reply);
-            answer
-        });
-        match (committed, receiver) {
-            (Ok(()), Some(reply)) => Ticket::new(reply, Arc::clone(&self.0.shared)).wait(),
-            (Ok(()), None) => unreachable!("a batch that was taken is answered"),
-            (Err(batch), _) => self.append(batch)?.wait(),
+        let (answer, receiver) = self.0.answers.pair();
+        match self.0.helm.try_commit(batch, answer) {
+            Ok(()) => Ticket::new(receiver, Arc::clone(&self.0.shared)).wait(),
+            Err((batch, answer)) => self.queue(batch, answer, receiver)?.wait(),
+        }
+    }
+
+    fn queue(&self, batch: Batch, answer: Answerer<Answer>, receiver: Reply<Answer>) -> Result<Ticket> {
+        match self.0.queue.send(Message::Append { batch, answer }) {
+            Ok(()) => Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
+            Err(Refused::Full(_) | Refused::Closed(_)) => Err(self.0.shared.why_stopped()),
         }
     }
 
