@@ -31,6 +31,8 @@ pub use config::{BrokerConfig, Durability, OnDamage, Pinning, Recovery, TopicCon
 pub use error::{Error, Result};
 pub use io::Backend;
 pub use metrics::Stats;
+#[cfg(feature = "sim")]
+pub use partition::Stepper;
 pub use partition::{OwnedRecord, Partition, PartitionReport, ReadUpTo, Reader, Records, RecordsIter, Ticket, TornTail, TryAppendError};
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
 pub use topic::{Appended, Topic};

@@ -12,7 +12,9 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{BrokerConfig, Pinning, TopicConfig};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock, OsDisk};
-use crate::partition::{OwnedRecord, PartitionReport};
+#[cfg(feature = "sim")]
+use crate::partition::Stepper;
+use crate::partition::{OwnedRecord, PartitionReport, Workers};
 use crate::topic::{Appended, Cores, Surroundings, Topic, check_name};
 
 const LOCK: &str = ".lock";
@@ -74,7 +76,7 @@ impl Broker {
     pub fn open(dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
         config.fallback.validate()?;
         let disk = OsDisk::new(config.backend).map_err(|source| Error::IoUringUnavailable { source: Arc::new(source) })?;
-        Self::start(Arc::new(disk), Arc::new(SystemClock::new()), dir.as_ref(), &config)
+        Self::start(Arc::new(disk), Arc::new(SystemClock::new()), Workers::Threads, dir.as_ref(), &config)
     }
 
     /// [`Self::open`] over a disk and a clock of the caller's.
@@ -84,10 +86,21 @@ impl Broker {
     #[cfg(feature = "sim")]
     pub fn open_on(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
         config.fallback.validate()?;
-        Self::start(disk, clock, dir.as_ref(), &config)
+        Self::start(disk, clock, Workers::Threads, dir.as_ref(), &config)
     }
 
-    fn start(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, dir: &Path, config: &BrokerConfig) -> Result<Self> {
+    /// [`Self::open`] over a disk of the caller's, without a thread: everything is done by whoever calls, one step at a time, in the
+    /// order that the stepper decides, and by its clock.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    #[cfg(feature = "sim")]
+    pub fn open_stepped(disk: Arc<dyn Disk>, stepper: &Stepper, dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
+        config.fallback.validate()?;
+        Self::start(disk, stepper.clock(), Workers::Stepped(stepper.clone()), dir.as_ref(), &config)
+    }
+
+    fn start(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, workers: Workers, dir: &Path, config: &BrokerConfig) -> Result<Self> {
         create_dirs(&*disk, dir)?;
         let lock_path = dir.join(LOCK);
         let lock: Arc<dyn Lock> = match disk.lock(&lock_path) {
@@ -96,7 +109,7 @@ impl Broker {
             Err(error) => return Err(Error::io("lock", &lock_path)(error)),
         };
         let cores = Cores { cores: cores(&config.pinning), ..Cores::default() };
-        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, wait: config.wait, opening: config.opening() };
+        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, workers, wait: config.wait, opening: config.opening() };
         let mut report = OpenReport::default();
         let mut topics = BTreeMap::new();
         for (path, name) in list(&*disk, dir, &mut report)? {

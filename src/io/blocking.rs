@@ -33,6 +33,12 @@ impl BlockingRing {
             waker: Waker::new()?,
         })
     }
+
+    /// Operations in flight at most.
+    #[cfg(feature = "sim")]
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
 }
 
 impl Ring for BlockingRing {

@@ -5,9 +5,13 @@
 //! company, the writer's own thread commits for all of them. Either way there is one writer, and whoever holds it is it.
 
 use std::panic::{self, AssertUnwindSafe};
+#[cfg(feature = "sim")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::queue::Bell;
+#[cfg(feature = "sim")]
+use super::queue::Where;
 use super::reply::Answerer;
 use super::ticket::Answer;
 use super::writer::{Pause, Writer};
@@ -21,26 +25,38 @@ pub(super) struct Helm {
     writer: Mutex<Option<Writer>>,
     bell: Arc<Bell>,
     shared: Arc<Shared>,
+    /// Whether a stepped writer is between two steps of its own, which a thread would not let go of it for.
+    #[cfg(feature = "sim")]
+    between_steps: AtomicBool,
 }
 
 impl Helm {
     pub(super) fn new(writer: Writer, bell: Arc<Bell>, shared: Arc<Shared>) -> Self {
-        Self { writer: Mutex::new(Some(writer)), bell, shared }
+        Self {
+            writer: Mutex::new(Some(writer)),
+            bell,
+            shared,
+            #[cfg(feature = "sim")]
+            between_steps: AtomicBool::new(false),
+        }
     }
 
-    /// Works until the writer stops: what its own thread does, which is the one that the bell wakes. Only this thread lets go of the
-    /// writer, also of one that a producer's commit stopped: the ring is this thread's.
+    /// Works until the writer stops: what its own thread does, which is the one that the bell wakes.
     pub(super) fn work(&self) {
+        while let Some(Pause::Wait(place, timeout)) = self.take_turn(Writer::work) {
+            self.bell.wait(place, timeout);
+        }
+    }
+
+    /// Works as the writer's own thread until there is nothing to do, and tells how to wait then; none once the writer stopped. Only
+    /// this thread lets go of the writer, also of one that a producer's commit stopped: the ring is this thread's.
+    fn take_turn(&self, work: impl FnOnce(&mut Writer) -> Result<Pause>) -> Option<Pause> {
         let mut held = self.take();
-        while let Some(writer) = held.as_mut().filter(|_| !self.has_stopped()) {
-            match self.guard(|| writer.work()) {
-                Ok(Pause::Wait(place, timeout)) => {
-                    drop(held);
-                    self.bell.wait(place, timeout);
-                    held = self.take();
-                }
+        if let Some(writer) = held.as_mut().filter(|_| !self.has_stopped()) {
+            match self.guard(|| work(writer)) {
                 Ok(Pause::End) => self.stop(None),
                 Err(error) => self.stop(Some(error)),
+                Ok(pause) => return Some(pause),
             }
         }
         // With it goes every answer that it owes, and whoever waits looks for the reason, which is there.
@@ -49,11 +65,37 @@ impl Helm {
         if let Some(Some(error)) = self.shared.stopped.get() {
             tracing::error!(%error, path = %self.shared.dir.display(), "the partition takes no more appends until it is opened again");
         }
+        None
+    }
+
+    /// One step of what [`Self::work`] does, for a writer without a thread.
+    #[cfg(feature = "sim")]
+    pub(super) fn step(&self) -> Option<Pause> {
+        let goes_on = self.between_steps.load(Ordering::Relaxed);
+        let pause = self.take_turn(|writer| writer.work_for_one_step(goes_on));
+        let holds_on = matches!(pause, Some(Pause::BetweenSteps | Pause::Wait(Where::InRing, _)));
+        self.between_steps.store(holds_on, Ordering::Relaxed);
+        pause
+    }
+
+    /// Whether a stepped writer would be woken by now that waits there.
+    #[cfg(feature = "sim")]
+    pub(super) fn has_woken(&self, place: Where) -> bool {
+        self.bell.has_woken(place)
+    }
+
+    /// Whether the writer is gone.
+    pub(super) fn is_over(&self) -> bool {
+        self.take().is_none()
     }
 
     /// Commits a batch on this thread if the writer is idle and needs nothing else for it; both back if not. The answer is
     /// there when this returns, or comes later from the writer's own thread.
     pub(super) fn try_commit(&self, batch: Batch, answer: Answerer<Answer>) -> Result<(), (Batch, Answerer<Answer>)> {
+        #[cfg(feature = "sim")]
+        if self.between_steps.load(Ordering::Relaxed) {
+            return Err((batch, answer));
+        }
         let mut held = match self.writer.try_lock() {
             Ok(held) => held,
             Err(TryLockError::Poisoned(held)) => held.into_inner(),

@@ -14,9 +14,12 @@ mod queue;
 mod reader;
 mod recent;
 mod reply;
+#[cfg(feature = "sim")]
+mod stepper;
 mod ticket;
 mod upkeep;
 mod walk;
+mod workers;
 mod writer;
 mod zeroing;
 
@@ -48,7 +51,10 @@ use writer::{InRing, Writer};
 pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
 pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};
+#[cfg(feature = "sim")]
+pub use stepper::Stepper;
 pub use ticket::{Ticket, TryAppendError};
+pub(crate) use workers::Workers;
 
 /// What a partition's threads share.
 #[derive(Debug)]
@@ -69,6 +75,7 @@ struct Shared {
     recent: Recent,
     /// Written by one thread at a time: the writer when it closes, else the upkeep thread.
     checkpoints: Mutex<Checkpoints>,
+    workers: Workers,
 }
 
 impl Shared {
@@ -120,6 +127,7 @@ impl Shared {
     ///
     /// Waits for the writer's last word: a panic drops the answers in its hands before anybody can say why.
     fn why_stopped(&self) -> Error {
+        self.workers.work_until(|| self.stopped.get().is_some());
         match self.stopped.wait() {
             Some(cause) => Error::Failed { path: self.dir.to_path_buf(), cause: Arc::new(cause.clone()) },
             None => Error::Closed { path: self.dir.to_path_buf() },
@@ -171,6 +179,7 @@ pub(crate) struct Placement {
     pub(crate) wait: WaitStrategy,
     /// The data directory's, held until the last partition is closed.
     pub(crate) lock: Arc<dyn Lock>,
+    pub(crate) workers: Workers,
 }
 
 /// A handle to one partition. Clones are handles to the same one; when the last is dropped, it closes.
@@ -187,10 +196,14 @@ struct Inner {
     queue: Queue,
     answers: Pool<Answer>,
     helm: Arc<Helm>,
-    writer: Mutex<Option<JoinHandle<()>>>,
+    /// Until it is closed.
+    writer: Mutex<Option<OwnThread>>,
     /// Until the files are closed.
     lock: Mutex<Option<Arc<dyn Lock>>>,
 }
+
+/// What the writer runs on; none where it is stepped.
+type OwnThread = Option<JoinHandle<()>>;
 
 /// Regions of memory for the end of the log at most; where that is less than was asked for, they are larger.
 const MOST_KEPT_REGIONS: u64 = 64;
@@ -209,7 +222,8 @@ impl Partition {
         placement: Placement,
     ) -> Result<(Self, PartitionReport)> {
         let dir: Arc<Path> = Arc::from(dir);
-        let recovered = open::recover(&disk, &dir, &config, opening, &placement.topic, placement.number)?;
+        let Placement { topic, number, core, wait, lock, workers } = placement;
+        let recovered = open::recover(&disk, &dir, &config, opening, &topic, number)?;
         let open::Recovered { segments, indexed, next_offset, last_timestamp, mut checkpoints, mut report } = recovered;
         if segments.is_empty() && checkpoints.newest().is_some() {
             // It speaks of files that are gone; of those to come it would tell lies.
@@ -229,6 +243,7 @@ impl Partition {
             metrics: Metrics::default(),
             recent: Recent::default(),
             checkpoints: Mutex::new(checkpoints),
+            workers,
         });
         let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
             Some(segment) => Active::open(&shared, segment, indexed)?,
@@ -240,7 +255,6 @@ impl Partition {
             }
         };
         let start = Appender { active, next_offset, last_timestamp };
-        let Placement { topic, number, core, wait, lock } = placement;
         let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
         let answers = Pool::new(ANSWERS);
         let inner = Inner { shared, number, queue, answers, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
@@ -277,7 +291,7 @@ impl Partition {
     }
 
     fn queue(&self, batch: Batch, answer: Answerer<Answer>, receiver: Reply<Answer>) -> Result<Ticket> {
-        match self.0.queue.send(Message::Append { batch, answer }) {
+        match self.0.send(Message::Append { batch, answer }) {
             Ok(()) => Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
             Err(Refused::Full(_) | Refused::Closed(_)) => Err(self.0.shared.why_stopped()),
         }
@@ -325,16 +339,7 @@ impl Partition {
     /// # Errors
     /// [`Error::Failed`] if a write or the sync failed, [`Error::Closed`].
     pub fn sync(&self) -> Result<()> {
-        self.ask(|answer| Message::Sync { answer })
-    }
-
-    /// Sends a message and waits for its answer.
-    fn ask(&self, message: impl FnOnce(Answerer<Result<()>>) -> Message) -> Result<()> {
-        let (answer, receiver) = reply::pair();
-        match self.0.queue.send(message(answer)) {
-            Ok(()) => receiver.wait().unwrap_or_else(|| Err(self.0.shared.why_stopped())),
-            Err(_) => Err(self.0.shared.why_stopped()),
-        }
+        self.0.ask(|answer| Message::Sync { answer })
     }
 
     /// A reader of the durable records, with a buffer of 1 MiB.
@@ -403,19 +408,33 @@ impl Partition {
 }
 
 impl Inner {
+    /// Queues a message, once there is room.
+    fn send(&self, message: Message) -> Result<(), Refused> {
+        self.shared.workers.work_until(|| self.queue.has_room(message.bytes()));
+        self.queue.send(message)
+    }
+
+    /// Sends a message and waits for its answer.
+    fn ask(&self, message: impl FnOnce(Answerer<Result<()>>) -> Message) -> Result<()> {
+        let (answer, reply) = reply::pair();
+        if self.send(message(answer)).is_err() {
+            return Err(self.shared.why_stopped());
+        }
+        self.shared.workers.work_until(|| reply.is_over());
+        reply.wait().unwrap_or_else(|| Err(self.shared.why_stopped()))
+    }
+
     fn close(&self) -> Result<()> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(thread) = writer.take() else {
             return if self.shared.has_failed() { Err(self.shared.why_stopped()) } else { Ok(()) };
         };
-        let (answer, receiver) = reply::pair();
-        let told = self.queue.send(Message::Close { answer });
-        let result = match told {
-            Ok(()) => receiver.wait().unwrap_or_else(|| Err(self.shared.why_stopped())),
-            Err(_) => Err(self.shared.why_stopped()),
-        };
+        let result = self.ask(|answer| Message::Close { answer });
         // A panic of the writer was caught, and is the latch's error.
-        let _ = thread.join();
+        match thread {
+            Some(thread) => drop(thread.join()),
+            None => self.shared.workers.work_until(|| self.helm.is_over()),
+        }
         self.shared.closed.store(true, Ordering::Release);
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
         result
@@ -430,7 +449,7 @@ impl Drop for Inner {
     }
 }
 
-/// Starts the writer's thread, and waits until it has its ring.
+/// Starts the writer, on a thread of its own where it has one, and waits until it has its ring.
 fn start_writer(
     shared: &Arc<Shared>,
     clock: Arc<dyn Clock>,
@@ -438,7 +457,13 @@ fn start_writer(
     start: Appender,
     name: String,
     core: Option<core_affinity::CoreId>,
-) -> Result<(Queue, Arc<Helm>, JoinHandle<()>)> {
+) -> Result<(Queue, Arc<Helm>, OwnThread)> {
+    #[cfg(feature = "sim")]
+    if let Workers::Stepped(stepper) = &shared.workers {
+        let (queue, helm) = prepare(shared, clock, wait, start)?;
+        stepper.add_writer(Arc::clone(&helm));
+        return Ok((queue, helm, None));
+    }
     let (ready, started) = reply::pair();
     let shared = Arc::clone(shared);
     let dir = Arc::clone(&shared.dir);
@@ -456,7 +481,7 @@ fn start_writer(
     let builder = thread::Builder::new().name(format!("log {name}"));
     let thread = builder.spawn(body).map_err(Error::io("start a writer thread for", &dir))?;
     match started.wait() {
-        Some(Ok((queue, helm))) => Ok((queue, helm, thread)),
+        Some(Ok((queue, helm))) => Ok((queue, helm, Some(thread))),
         Some(Err(error)) => Err(error),
         None => Err(Error::WriterPanicked { path: dir.to_path_buf(), message: "it ended while it started".into() }),
     }

@@ -4,6 +4,8 @@
 //! places: in its ring while a write is in flight, else parked; whoever has something for it looks at the [`Bell`], which
 //! says where it is and what it wants to hear.
 
+#[cfg(feature = "sim")]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
@@ -35,7 +37,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Append { batch, .. } => batch.bytes(),
             Self::Sync { .. } | Self::Close { .. } => 0,
@@ -112,6 +114,9 @@ pub(super) struct Bell {
     waiting: AtomicU8,
     writer: Thread,
     ring: Option<Waker>,
+    /// That the writer was woken, for one that is stepped and has no thread of its own.
+    #[cfg(feature = "sim")]
+    woken: AtomicBool,
 }
 
 const AT_WORK: u8 = 0;
@@ -140,7 +145,13 @@ fn state(place: Where, hearing: Hearing) -> u8 {
 impl Bell {
     /// The bell of the thread that calls, which waits in the ring of that waker if it has one.
     pub(super) fn new(ring: Option<Waker>) -> Self {
-        Self { waiting: AtomicU8::new(AT_WORK), writer: thread::current(), ring }
+        Self {
+            waiting: AtomicU8::new(AT_WORK),
+            writer: thread::current(),
+            ring,
+            #[cfg(feature = "sim")]
+            woken: AtomicBool::new(false),
+        }
     }
 
     /// Ends the writer's wait, whatever it is for.
@@ -173,13 +184,22 @@ impl Bell {
         match &self.ring {
             _ if waiting & WATCHING != 0 => {}
             Some(ring) if waiting & IN_RING != 0 => ring.wake(),
-            _ => self.writer.unpark(),
+            _ => self.wake(),
         }
     }
 
     /// Wakes the writer's own thread, if it is parked, or from its next park.
     pub(super) fn wake(&self) {
+        #[cfg(feature = "sim")]
+        self.woken.store(true, Ordering::Release);
         self.writer.unpark();
+    }
+
+    /// Whether the writer's own thread would be awake by now that waits there; told once.
+    #[cfg(feature = "sim")]
+    pub(super) fn has_woken(&self, place: Where) -> bool {
+        let seen = place == Where::Watching && self.waiting.load(Ordering::Relaxed) == AT_WORK;
+        self.woken.swap(false, Ordering::Acquire) || seen
     }
 
     /// Waits as the writer's own thread, for at most so long; it may also return for nothing.
@@ -241,6 +261,12 @@ impl Queue {
     /// Queues a message if there is room now.
     pub(super) fn try_send(&self, message: Message) -> Result<(), Refused> {
         self.put(message, false)
+    }
+
+    /// Whether a message of so many bytes would not have to wait.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        let used = self.shared.budget.used();
+        used.closed || self.shared.budget.fits(&used, bytes)
     }
 
     /// An empty batch, with memory that was used before if there is any.
@@ -368,8 +394,7 @@ impl Budget {
             if used.closed {
                 return Err(Unavailable::Closed);
             }
-            let fits = used.bytes == 0 || used.bytes.saturating_add(bytes) <= self.bytes;
-            if fits && used.messages < self.messages {
+            if self.fits(&used, bytes) {
                 return Ok(used);
             }
             if !wait {
@@ -379,6 +404,11 @@ impl Budget {
             used = self.freed.wait(used).unwrap_or_else(PoisonError::into_inner);
             used.waiting -= 1;
         }
+    }
+
+    fn fits(&self, used: &Used, bytes: u64) -> bool {
+        let fits = used.bytes == 0 || used.bytes.saturating_add(bytes) <= self.bytes;
+        fits && used.messages < self.messages
     }
 
     fn give_back(&self, bytes: u64) {

@@ -213,6 +213,11 @@ impl<T> Reply<T> {
         self.taken(&mut self.slot.state())
     }
 
+    /// Whether a wait would end at once.
+    pub(super) fn is_over(&self) -> bool {
+        !matches!(self.slot.state().answer, Answered::Open)
+    }
+
     fn wait_until(&self, deadline: Option<Instant>) -> Result<T, NoReply> {
         let mut state = self.slot.state();
         let result = loop {

@@ -40,6 +40,7 @@ impl Ticket {
     /// - [`Error::Closed`] if the partition was closed before the append's turn came.
     pub fn wait(self) -> Result<Range<u64>> {
         let Self { answer, shared } = self;
+        shared.workers.work_until(|| answer.is_over());
         // Without an answer the writer is gone, and said why before it let go of its end.
         answer.wait().unwrap_or_else(|| Err(shared.why_stopped()))
     }

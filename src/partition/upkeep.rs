@@ -9,7 +9,6 @@ use std::io;
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -17,6 +16,7 @@ use super::active::{self, Prepared};
 use super::checkpoint::Checkpoint;
 use super::index_files::IndexFiles;
 use super::queue::Bell;
+use super::workers::AtWork;
 use super::{Shared, panic_message};
 use crate::error::{Error, Result};
 use crate::io::File;
@@ -139,27 +139,38 @@ impl Job {
     }
 }
 
-/// The thread, and what it was asked for.
+/// The writer's end: what was asked for.
 #[derive(Debug)]
 pub(super) struct Upkeep {
     shared: Arc<Shared>,
     bell: Arc<Bell>,
     /// Begun and not taken back.
     under_way: usize,
-    thread: Option<Thread>,
+    started: Option<Started>,
 }
 
 #[derive(Debug)]
-struct Thread {
-    /// Dropped to end the thread.
+struct Started {
+    /// Dropped to end the work.
     jobs: Option<Sender<Job>>,
     done: Receiver<Done>,
-    thread: Option<JoinHandle<()>>,
+    at_work: AtWork,
+}
+
+/// The end that does the jobs.
+#[derive(Debug)]
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    bell: Arc<Bell>,
+    jobs: Receiver<Job>,
+    done: Sender<Done>,
+    /// Something that was to be durable is not.
+    failed: bool,
 }
 
 impl Upkeep {
     pub(super) fn new(shared: Arc<Shared>, bell: Arc<Bell>) -> Self {
-        Self { shared, bell, under_way: 0, thread: None }
+        Self { shared, bell, under_way: 0, started: None }
     }
 
     /// Begins a job. Its end rings the bell.
@@ -168,9 +179,9 @@ impl Upkeep {
     /// The system grants no thread.
     pub(super) fn begin(&mut self, job: Job) -> Result<()> {
         assert!(self.under_way < MOST, "the writer begins a job of each kind at most");
-        let thread = self.started()?;
-        let begun = thread.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        assert!(begun, "the thread takes jobs until it is dropped");
+        let started = self.started()?;
+        let begun = started.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        assert!(begun, "the worker takes jobs until it is dropped");
         self.under_way += 1;
         Ok(())
     }
@@ -183,28 +194,28 @@ impl Upkeep {
         self.started().map(|_| ())
     }
 
-    fn started(&mut self) -> Result<&Thread> {
-        if self.thread.is_none() {
-            let started = Thread::start(Arc::clone(&self.shared), Arc::clone(&self.bell));
-            self.thread = Some(started.map_err(Error::io("start an upkeep thread for", &self.shared.dir))?);
+    fn started(&mut self) -> Result<&Started> {
+        if self.started.is_none() {
+            let started = Started::new(Arc::clone(&self.shared), Arc::clone(&self.bell));
+            self.started = Some(started.map_err(Error::io("start an upkeep thread for", &self.shared.dir))?);
         }
-        Ok(self.thread.as_ref().expect("started above"))
+        Ok(self.started.as_ref().expect("started above"))
     }
 
     pub(super) fn is_started(&self) -> bool {
-        self.thread.is_some()
+        self.started.is_some()
     }
 
     /// The end of the job that was begun first, if it has ended.
     pub(super) fn take(&mut self) -> Option<Done> {
-        let done = self.thread.as_ref()?.done.try_recv().ok()?;
+        let done = self.started.as_ref()?.done.try_recv().ok()?;
         self.under_way -= 1;
         Some(done)
     }
 
     /// Whether a job ended.
     pub(super) fn has_news(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.done.is_empty())
+        self.started.as_ref().is_some_and(|started| !started.done.is_empty())
     }
 
     /// Whether nothing is under way.
@@ -213,37 +224,55 @@ impl Upkeep {
     }
 }
 
-impl Thread {
-    fn start(shared: Arc<Shared>, bell: Arc<Bell>) -> io::Result<Self> {
-        let (jobs, to_do) = crossbeam_channel::bounded::<Job>(MOST);
-        let (done, results) = crossbeam_channel::bounded(MOST);
-        let work = move || {
-            let mut failed = false;
-            for job in to_do {
-                if failed && matches!(job, Job::Checkpoint { .. }) {
-                    // It would vouch for what was to be durable before it. The writer hears of the failure first, and ends.
-                    continue;
-                }
-                // A panic is an end like any other, so that the writer never waits for what does not come.
-                let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&shared)));
-                let ended = ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
-                failed |= ended.is_failure();
-                if done.send(ended).is_err() {
-                    return;
-                }
-                bell.ring();
-            }
-        };
-        let thread = thread::Builder::new().name("log upkeep".to_owned()).spawn(work)?;
-        Ok(Self { jobs: Some(jobs), done: results, thread: Some(thread) })
+impl Started {
+    fn new(shared: Arc<Shared>, bell: Arc<Bell>) -> io::Result<Self> {
+        let (send_job, jobs) = crossbeam_channel::bounded::<Job>(MOST);
+        let (send_done, done) = crossbeam_channel::bounded(MOST);
+        let workers = shared.workers.clone();
+        let at_work = workers.start(Worker { shared, bell, jobs, done: send_done, failed: false })?;
+        Ok(Self { jobs: Some(send_job), done, at_work })
     }
 }
 
-impl Drop for Thread {
+impl Drop for Started {
     fn drop(&mut self) {
         self.jobs = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        self.at_work.finish();
+    }
+}
+
+impl Worker {
+    /// Does jobs until no more can come.
+    pub(super) fn work(mut self) {
+        while let Ok(job) = self.jobs.recv() {
+            self.work_at(job);
+        }
+    }
+
+    /// Does one job, if there is one to do.
+    #[cfg(feature = "sim")]
+    pub(super) fn work_once(&mut self) -> bool {
+        self.jobs.try_recv().map(|job| self.work_at(job)).is_ok()
+    }
+
+    /// Whether nothing is to be done now.
+    #[cfg(feature = "sim")]
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    fn work_at(&mut self, job: Job) {
+        if self.failed && matches!(job, Job::Checkpoint { .. }) {
+            // It would vouch for what was to be durable before it. The writer hears of the failure first, and ends.
+            return;
+        }
+        // A panic is an end like any other, so that the writer never waits for what does not come.
+        let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&self.shared)));
+        let ended = ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
+        self.failed |= ended.is_failure();
+        // A writer that is gone hears nothing.
+        if self.done.send(ended).is_ok() {
+            self.bell.ring();
         }
     }
 }

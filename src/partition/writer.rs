@@ -67,6 +67,9 @@ pub(super) enum Step {
 pub(super) enum Pause {
     /// To wait for the bell there, at most so long.
     Wait(Where, Option<Duration>),
+    /// Stepped: to let others take a step. No thread would do that.
+    #[cfg(feature = "sim")]
+    BetweenSteps,
     /// Closed.
     End,
 }
@@ -273,32 +276,49 @@ impl Writer {
         loop {
             match self.step()? {
                 Step::Again => {}
-                Step::Wait(place, hearing, until) => {
-                    let now = self.clock.monotonic();
-                    let watches = place == Where::Parked && hearing == Hearing::Anything && now < self.watch_until;
-                    let (place, until) = if watches {
-                        (Where::Watching, Some(until.map_or(self.watch_until, |until| until.min(self.watch_until))))
-                    } else {
-                        (place, until)
-                    };
-                    let timeout = until.map(|until| until.saturating_sub(now));
-                    if !self.listen(place, hearing) {
-                        continue;
+                Step::Wait(place, hearing, until) => match self.pause(place, hearing, until) {
+                    None => {}
+                    Some(Pause::Wait(Where::InRing, timeout)) => {
+                        let ring = self.ring.as_mut().expect("only a write in the ring is waited for there");
+                        ring.transfers.wait(timeout).map_err(Error::io("wait for", &self.shared.dir))?;
+                        self.inbox.stop_listening();
                     }
-                    match (place, &mut self.ring) {
-                        (Where::InRing, Some(ring)) => {
-                            ring.transfers.wait(timeout).map_err(Error::io("wait for", &self.shared.dir))?;
-                            self.inbox.stop_listening();
-                        }
-                        _ => {
-                            self.parked_until = until;
-                            return Ok(Pause::Wait(place, timeout));
-                        }
-                    }
-                }
+                    Some(pause) => return Ok(pause),
+                },
                 Step::End => return Ok(Pause::End),
             }
         }
+    }
+
+    /// As much of [`Self::work`] as is one step. With `goes_on`, the last one ended in the middle of it.
+    #[cfg(feature = "sim")]
+    pub(super) fn work_for_one_step(&mut self, goes_on: bool) -> Result<Pause> {
+        if !goes_on || self.flight.is_some() {
+            self.inbox.stop_listening();
+        }
+        Ok(match self.step()? {
+            Step::Again => Pause::BetweenSteps,
+            Step::Wait(place, hearing, until) => self.pause(place, hearing, until).unwrap_or(Pause::BetweenSteps),
+            Step::End => Pause::End,
+        })
+    }
+
+    /// How to wait, with the bell told of it; none if there is something to hear already.
+    fn pause(&mut self, place: Where, hearing: Hearing, until: Option<Duration>) -> Option<Pause> {
+        let now = self.clock.monotonic();
+        let watches = place == Where::Parked && hearing == Hearing::Anything && now < self.watch_until;
+        let (place, until) = if watches {
+            (Where::Watching, Some(until.map_or(self.watch_until, |until| until.min(self.watch_until))))
+        } else {
+            (place, until)
+        };
+        if !self.listen(place, hearing) {
+            return None;
+        }
+        if place != Where::InRing {
+            self.parked_until = until;
+        }
+        Some(Pause::Wait(place, until.map(|until| until.saturating_sub(now))))
     }
 
     /// To be called before the thread waits. False if there is something to hear already.

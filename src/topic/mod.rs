@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::config::{MAX_PARTITIONS, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock};
-use crate::partition::{self, Partition, PartitionReport, Placement};
+use crate::partition::{self, Partition, PartitionReport, Placement, Workers};
 use crate::record::{Batch, to_usize};
 use crate::segment;
 
@@ -47,6 +47,7 @@ pub(crate) struct Surroundings {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) lock: Arc<dyn Lock>,
     pub(crate) cores: Cores,
+    pub(crate) workers: Workers,
     pub(crate) wait: WaitStrategy,
     pub(crate) opening: Opening,
 }
@@ -114,7 +115,8 @@ impl Topic {
         let mut reports = Vec::new();
         for number in numbers {
             let lock = Arc::clone(&around.lock);
-            let placement = Placement { topic: name.to_owned(), number, core: around.cores.next(), wait: around.wait, lock };
+            let (core, workers) = (around.cores.next(), around.workers.clone());
+            let placement = Placement { topic: name.to_owned(), number, core, wait: around.wait, lock, workers };
             let dir = dir.join(number.to_string());
             let (partition, report) =
                 Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), around.opening, placement)?;

@@ -287,17 +287,26 @@ fn check_index(name: &str, bytes: &[u8], kind: Kind, base: u64, records: &[Found
 
 /// Everything that can be said of a partition's directory.
 pub fn check(dir: &Path) -> Report {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let is_file = entry.file_type().unwrap().is_file();
+        (entry.file_name().to_string_lossy().into_owned(), is_file.then(|| fs::read(entry.path()).unwrap()))
+    });
+    check_files(entries.collect())
+}
+
+/// The same of a directory that is not on a disk: each file's bytes, by name, and what is no file without any.
+pub fn check_files(entries: BTreeMap<String, Option<Vec<u8>>>) -> Report {
     let mut findings = Findings(Vec::new());
     let mut files: BTreeMap<u64, BTreeMap<&'static str, Vec<u8>>> = BTreeMap::new();
-    let mut entries: Vec<_> = fs::read_dir(dir).unwrap().map(Result::unwrap).collect();
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !entry.file_type().unwrap().is_file() {
+    for (name, bytes) in entries {
+        let Some(bytes) = bytes else {
             findings.add(&name, "NOT_A_REGULAR_FILE", 0, Warn, "a directory, link or special file".into());
-        } else if let Some((base, extension)) = parse_name(&name) {
+            continue;
+        };
+        if let Some((base, extension)) = parse_name(&name) {
             let extension = ["log", "index", "timeindex"].into_iter().find(|known| *known == extension).unwrap();
-            files.entry(base).or_default().insert(extension, fs::read(entry.path()).unwrap());
+            files.entry(base).or_default().insert(extension, bytes);
         } else {
             findings.add(&name, "STRAY_FILE", 0, Info, "not a segment's name".into());
         }

@@ -32,6 +32,9 @@ enum On {
     Posix,
     #[cfg(feature = "sim")]
     Sim,
+    /// With rings whose operations take their time.
+    #[cfg(feature = "sim")]
+    SlowSim,
 }
 
 /// How a check opens its files.
@@ -59,6 +62,10 @@ macro_rules! on_every_backend {
         #[cfg(feature = "sim")]
         mod sim {
             $(#[test] fn $check() { crate::io::conformance::run(crate::io::conformance::On::Sim, super::$check); })*
+        }
+        #[cfg(feature = "sim")]
+        mod slow_sim {
+            $(#[test] fn $check() { crate::io::conformance::run(crate::io::conformance::On::SlowSim, super::$check); })*
         }
     };
 }
@@ -126,8 +133,9 @@ fn disk(on: On) -> Option<(Box<dyn Disk>, PathBuf, Option<tempfile::TempDir>)> {
         },
         On::Posix => os(Backend::Posix),
         #[cfg(feature = "sim")]
-        On::Sim => {
+        On::Sim | On::SlowSim => {
             let sim = super::sim::SimDisk::new(1);
+            sim.overlap_rings(on == On::SlowSim);
             sim.make_dirs(Path::new("/dir"));
             Some((Box::new(sim), PathBuf::from("/dir"), None))
         }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::super::{BLOCK, BlockingRing, Create, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
 use super::faults::{Call, OpKind};
+use super::ring::SlowRing;
 use super::state::{Grant, Shared, State};
 use super::tree::{Ino, Node};
 use super::{SimDisk, to_u64, to_usize};
@@ -85,11 +86,15 @@ impl Disk for SimDisk {
     }
 
     fn ring(&self, config: &RingConfig) -> io::Result<Box<dyn Ring>> {
-        self.perform(&Call::new(OpKind::Ring, Path::new("")), |_, _| Ok(Box::new(BlockingRing::new(config)?) as Box<dyn Ring>))
+        self.perform(&Call::new(OpKind::Ring, Path::new("")), |state, _| {
+            let ring = BlockingRing::new(config)?;
+            let overlapping = state.options.overlapping_rings;
+            Ok(if overlapping { Box::new(SlowRing::new(ring, Arc::clone(&self.shared))) as Box<dyn Ring> } else { Box::new(ring) })
+        })
     }
 
     fn rings_overlap(&self) -> bool {
-        false
+        self.shared.lock().options.overlapping_rings
     }
 
     fn backend(&self) -> &'static str {

@@ -46,12 +46,14 @@
 mod content;
 mod disk;
 mod faults;
+mod ring;
 mod rng;
 mod state;
 #[cfg(test)]
 mod tests;
 mod tree;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -62,6 +64,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use faults::{Effect, Fault, OpKind, OpRecord, RandomFault};
+
+pub(crate) use rng::Rng;
 
 use content::{Content, Keep};
 use state::{Held, Shared, State};
@@ -191,6 +195,12 @@ impl SimDisk {
         self.shared.lock().options.refuse_allocate = refuse;
     }
 
+    /// Lets rings made from now on work beside the thread that submits to them: an operation takes effect some time after it
+    /// was submitted, in an order that the seed decides, and its completion may be slow to come. Else it is done when it is submitted.
+    pub fn overlap_rings(&self, overlap: bool) {
+        self.shared.lock().options.overlapping_rings = overlap;
+    }
+
     /// Lets a power loss keep parts of pages, in sectors of 512 bytes, as devices without larger atomic writes do.
     pub fn tear_pages(&self, tear: bool) {
         self.shared.lock().options.torn_sectors = tear;
@@ -247,6 +257,20 @@ impl SimDisk {
         let mut state = self.shared.lock();
         let ino = expect(path, state.tree.lookup(path));
         expect(path, state.tree.content(ino)).bytes()
+    }
+
+    /// What is seen of a directory, by name: each file's bytes, none for a directory.
+    ///
+    /// # Panics
+    /// If there is no such directory.
+    pub fn files(&self, dir: &Path) -> Vec<(OsString, Option<Vec<u8>>)> {
+        let state = self.shared.lock();
+        let ino = expect(dir, state.tree.lookup(dir));
+        let bytes = |ino| match state.tree.node(ino) {
+            Some(Node::File { content, .. }) => Some(content.bytes()),
+            _ => None,
+        };
+        expect(dir, state.tree.entries(ino)).iter().map(|(name, ino)| (name.clone(), bytes(*ino))).collect()
     }
 
     /// What a power loss surely leaves of the file; `None` if its name is not durable.

@@ -2,14 +2,14 @@
 
 /// A stream of pseudo-random numbers.
 #[derive(Debug, Clone)]
-pub(super) struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,17 +18,17 @@ impl Rng {
     }
 
     /// One of `0..end`. The bias towards small numbers is far below what a test could notice.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         assert!(end > 0, "a choice needs at least one possibility");
         self.next() % end
     }
 
-    pub(super) fn coin(&mut self) -> bool {
+    pub(crate) fn coin(&mut self) -> bool {
         self.below(2) == 0
     }
 
     /// One of `0..=last`, both ends much more often than a fair choice: all and nothing are what finds most faults.
-    pub(super) fn prefix(&mut self, last: u64) -> u64 {
+    pub(crate) fn prefix(&mut self, last: u64) -> u64 {
         match self.below(4) {
             0 => 0,
             1 => last,

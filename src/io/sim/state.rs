@@ -53,6 +53,7 @@ pub(super) struct Options {
     pub(super) refuse_direct: bool,
     pub(super) refuse_allocate: bool,
     pub(super) torn_sectors: bool,
+    pub(super) overlapping_rings: bool,
 }
 
 /// Operations of this kind wait.
