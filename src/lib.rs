@@ -17,6 +17,10 @@ mod clock;
 mod config;
 mod error;
 #[cfg(feature = "sim")]
+pub mod guard;
+#[cfg(not(feature = "sim"))]
+mod guard;
+#[cfg(feature = "sim")]
 pub mod io;
 #[cfg(not(feature = "sim"))]
 mod io;

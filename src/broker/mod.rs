@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{BrokerConfig, Pinning, TopicConfig};
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::{Disk, EntryKind, Lock, OsDisk};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
@@ -160,10 +161,8 @@ impl Broker {
                 .unwrap_or_else(|error| tracing::warn!(%error, "a half-made topic is left until the next opening"));
             return Err(disk_full_or(error));
         }
-        let opened = disk
-            .sync_dir(dir)
-            .map_err(Error::io("sync the directory", dir))
-            .and_then(|()| Topic::open(&state.around, &path, name, &config));
+        let named = if guard::stands(Guard::TopicNamesSynced) { disk.sync_dir(dir) } else { Ok(()) };
+        let opened = named.map_err(Error::io("sync the directory", dir)).and_then(|()| Topic::open(&state.around, &path, name, &config));
         match opened {
             Ok((topic, _, _)) => {
                 state.topics.insert(name.to_owned(), topic.clone());
@@ -331,7 +330,9 @@ fn delete_tree(disk: &dyn Disk, dir: &Path, name: &str) -> Result<()> {
     let (path, hidden) = (dir.join(name), dir.join(format!("{DELETED}{name}")));
     make_way(disk, &hidden)?;
     disk.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
-    disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
+    if guard::stands(Guard::DeletionsSynced) {
+        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
+    }
     remove_tree(disk, &hidden, REMOVE_DEPTH)?;
     disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))
 }

@@ -14,6 +14,7 @@ use super::index_files::IndexFiles;
 use super::upkeep::{Extended, Unextended};
 use crate::config::Durability;
 use crate::error::{Error, Result, is_full};
+use crate::guard::{self, Guard};
 use crate::io::transfer::{read_exact_at, write_blocks_at};
 use crate::io::{BLOCK, Buffer, Create, Disk, File, Open};
 use crate::record::{to_u64, to_usize};
@@ -79,7 +80,8 @@ impl Active {
         if let Err(error) = index.open(&*shared.disk) {
             tracing::warn!(%error, path = %path.display(), "a segment begins without index files; they are made when it is possible");
         }
-        match shared.disk.sync_dir(&shared.dir) {
+        let named = if guard::stands(Guard::NamesBeforeAnswers) { shared.disk.sync_dir(&shared.dir) } else { Ok(()) };
+        match named {
             Ok(()) => Ok(Self::new(shared, segment, log, direct, index)),
             Err(error) => {
                 let error = full_or_io(error, "sync the directory", &shared.dir, 0);
@@ -224,7 +226,9 @@ impl Active {
     pub(super) fn seal(&mut self, shared: &Shared) -> Result<()> {
         self.index.write(&*shared.disk, u64::MAX);
         self.cut()?;
-        self.log.sync().map_err(Error::io("sync", &self.segment.path(Kind::Log)))?;
+        if guard::stands(Guard::SyncsBeforeRolls) {
+            self.log.sync().map_err(Error::io("sync", &self.segment.path(Kind::Log)))?;
+        }
         shared.metrics.sync();
         self.segment.set_durable(self.segment.appended());
         self.index.seal();

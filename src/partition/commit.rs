@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::reply::Answerer;
 use super::ticket::Answer;
 use super::zeroing::Space;
+use crate::guard::{self, Guard};
 use crate::io::{BLOCK, Buffer};
 use crate::record::{Batch, to_u64, to_usize};
 use crate::segment::IndexEntry;
@@ -157,6 +158,9 @@ impl Commit {
             let buffer = self.buffer_mut();
             buffer[used..written].fill(0);
             last_block.extend_from_slice(&buffer[used - partial..used]);
+            if !guard::stands(Guard::LastBlockKept) {
+                last_block.fill(0);
+            }
         }
         (self.memory.take().expect("a commit is launched once"), 0..written, self.at)
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::transfer::write_all_at;
 use crate::io::{Create, Disk, File, Open};
 use crate::record::to_u64;
@@ -110,7 +111,9 @@ impl IndexFiles {
                 return Ok(0);
             }
             // Without the lock: the writer looks at the state, and a sync takes its time.
-            files.iter().try_for_each(|file| file.sync()).map_err(failed("sync"))?;
+            if guard::stands(Guard::CheckpointsSyncIndexes) {
+                files.iter().try_for_each(|file| file.sync()).map_err(failed("sync"))?;
+            }
             count_below(&*files[0], count, up_to).map_err(failed("read"))
         };
         synced().unwrap_or_else(|error| {
@@ -125,7 +128,8 @@ impl IndexFiles {
         let end = state.end;
         let mut unsealed = false;
         for file in state.files.iter().flatten() {
-            if let Err(error) = file.set_len(end).and_then(|()| file.sync()) {
+            let synced = || if guard::stands(Guard::SealsSyncIndexes) { file.sync() } else { Ok(()) };
+            if let Err(error) = file.set_len(end).and_then(|()| synced()) {
                 tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; the next opening looks at it");
                 unsealed = true;
             }

@@ -13,6 +13,7 @@ use super::open::{End, PartitionReport, TornTail, reconcile};
 use super::walk::{Walk, Way};
 use crate::config::{OnDamage, Opening, Recovery, TopicConfig};
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::{Disk, File, Open};
 use crate::record::{to_u64, to_usize};
 use crate::segment::{self, IndexEntry, Kind, Name, Tail};
@@ -80,15 +81,19 @@ impl Judged {
             }
             _ => {
                 // What is judged is what the device holds: after a failed sync, the page cache may show more.
-                log.sync().map_err(Error::io("sync", &path))?;
-                log.evict(wanted.map_or(0, |checkpoint| checkpoint.position)).map_err(Error::io("read anew", &path))?;
+                if guard::stands(Guard::OpeningSyncsLog) {
+                    log.sync().map_err(Error::io("sync", &path))?;
+                }
+                if guard::stands(Guard::OpeningEvicts) {
+                    log.evict(wanted.map_or(0, |checkpoint| checkpoint.position)).map_err(Error::io("read anew", &path))?;
+                }
                 walk(way, wanted.zip(trusted.as_ref()), wanted.is_some())?
             }
         };
         let trusted = if matches!(found, Finding::Fits | Finding::Clean) { wanted.map_or(0, |checkpoint| checkpoint.entries) } else { 0 };
         let damage = checkpoint.filter(|checkpoint| walk.position < checkpoint.position).map(|_| way.damage(&walk));
         match damage {
-            Some(error) if opening.on_damage == OnDamage::Refuse => Err(error),
+            Some(error) if opening.on_damage == OnDamage::Refuse && guard::stands(Guard::OpeningRefusesDamage) => Err(error),
             damage => Ok(Self { path, log, base, len, walk, trusted, found, damage }),
         }
     }
@@ -119,7 +124,11 @@ impl Judged {
         }
         self.cut(disk, dir, &end, checkpoints, report)?;
         let rebuilt = report.rebuilt.len();
-        let kept = reconcile(disk, &end.segment, self.trusted, &self.walk.entries, report);
+        let kept = if guard::stands(Guard::OpeningMendsIndexes) {
+            reconcile(disk, &end.segment, self.trusted, &self.walk.entries, report)
+        } else {
+            self.walk.entries.len()
+        };
         let kept = self.note(disk, &end, kept, report.rebuilt.len() > rebuilt, checkpoints);
         // The writer adds to the files what they lack.
         end.segment.pending().extend(self.walk.entries.drain(..).skip(kept));
@@ -133,7 +142,8 @@ impl Judged {
             let tail = Tail::examine(log, walk.position, self.len, walk.next_offset).map_err(Error::io("read", path))?;
             let tail = tail.expect("a flaw is a byte that is not zero");
             // Of what was acknowledged once, every byte may be missed.
-            let copy = if tail.is_worth_keeping() || self.damage.is_some() {
+            let is_missed = tail.is_worth_keeping() || self.damage.is_some();
+            let copy = if is_missed && guard::stands(Guard::OpeningCopiesAside) {
                 Some(segment::copy_aside(disk, log, path, &tail.span).map_err(Error::io("copy the torn tail of", path))?)
             } else {
                 None
@@ -153,12 +163,14 @@ impl Judged {
             checkpoints.tell(replaced);
             report.repaired = Some(error);
         }
-        if self.walk.position < self.len {
+        if self.walk.position < self.len && guard::stands(Guard::OpeningCutsTail) {
             self.log.set_len(self.walk.position).map_err(Error::io("cut", &self.path))?;
         }
         // What is served from now on must not be lost by a power loss that a process crash came before.
-        self.log.sync().map_err(Error::io("sync", &self.path))?;
-        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))
+        if guard::stands(Guard::OpeningSyncsLog) {
+            self.log.sync().map_err(Error::io("sync", &self.path))?;
+        }
+        if guard::stands(Guard::OpeningSyncsNames) { disk.sync_dir(dir).map_err(Error::io("sync the directory", dir)) } else { Ok(()) }
     }
 
     /// Writes down what was found out, so that an opening after this one need not find it out again. Gives how many of the

@@ -13,6 +13,7 @@ use super::mend::Judged;
 use super::walk::{Walk, Way};
 use crate::config::{Opening, Recovery, TopicConfig};
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::{Flaw, HEADER_BYTES, to_u64};
 use crate::segment::{self, IndexEntry, Kind, LastEntry, Name, Reconciled, Segment};
@@ -253,7 +254,7 @@ fn open_log(disk: &dyn Disk, dir: &Path, base: u64) -> Result<(Arc<dyn File>, u6
 /// just before a crash of the process, and that not be durable: before a checkpoint of the next segment makes opening believe the
 /// length, it is made so.
 fn give_back_room(disk: &dyn Disk, path: &Path, end: u64, len: u64, is_last: bool) -> Result<()> {
-    if end == len && !is_last {
+    if end == len && !(is_last && guard::stands(Guard::OpeningSyncsSealed)) {
         return Ok(());
     }
     let cut = disk.open(path, Open::WRITE).and_then(|log| {

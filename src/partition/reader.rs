@@ -13,6 +13,7 @@ use bytes::Bytes;
 
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::transfer::{Done, Place, Transfers, read_exact_at};
 use crate::io::{Action, BLOCK, Buffer, File, RingConfig, Slot, Token};
 use crate::record::{Flaw, HEADER_BYTES, Header, Record, to_u64, to_usize};
@@ -32,15 +33,15 @@ pub enum ReadUpTo {
 impl ReadUpTo {
     fn end_of(self, segment: &Segment) -> u64 {
         match self {
-            Self::Durable => segment.durable(),
-            Self::Appended => segment.appended(),
+            Self::Durable if guard::stands(Guard::ReadsAreDurable) => segment.durable(),
+            Self::Durable | Self::Appended => segment.appended(),
         }
     }
 
     fn end_offset(self, shared: &Shared) -> u64 {
         match self {
-            Self::Durable => shared.durable_end(),
-            Self::Appended => shared.appended_end(),
+            Self::Durable if guard::stands(Guard::ReadsAreDurable) => shared.durable_end(),
+            Self::Durable | Self::Appended => shared.appended_end(),
         }
     }
 

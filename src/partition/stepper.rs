@@ -85,9 +85,10 @@ impl Stepper {
         true
     }
 
-    /// Steps until all wait for nothing but messages.
-    pub fn settle(&self) {
-        while self.step() || self.tasks().skip_to_next_deadline() {}
+    /// Steps until all wait for nothing but messages, and at most until so much time has passed: what fails may be tried again for ever.
+    pub fn settle(&self, most: Duration) {
+        let end = self.tasks().now.saturating_add(most);
+        while self.step() || (self.tasks().skip_to_next_deadline() && self.tasks().now <= end) {}
     }
 
     /// Lets the clocks go on by so much.

@@ -19,6 +19,7 @@ use super::queue::Bell;
 use super::workers::AtWork;
 use super::{Shared, panic_message};
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::File;
 use crate::segment::{Kind, Segment};
 
@@ -262,7 +263,7 @@ impl Worker {
     }
 
     fn work_at(&mut self, job: Job) {
-        if self.failed && matches!(job, Job::Checkpoint { .. }) {
+        if self.failed && matches!(job, Job::Checkpoint { .. }) && guard::stands(Guard::NoCheckpointAfterFailure) {
             // It would vouch for what was to be durable before it. The writer hears of the failure first, and ends.
             return;
         }

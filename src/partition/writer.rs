@@ -33,6 +33,7 @@ use super::{Appender, Shared};
 use crate::clock::Clock;
 use crate::config::{Durability, WaitStrategy};
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::transfer::{self, Place, Transfers, write_all_at, write_blocks_at};
 use crate::io::{Action, BLOCK, Slot, Token};
 use crate::record::{Batch, to_u64, to_usize};
@@ -666,7 +667,10 @@ impl Writer {
             let unused = buffer.split_off(to_usize(to_u64(range.end).next_multiple_of(BLOCK)));
             self.memory.give_back(unused);
         }
-        let durable = self.shared.config.durability == Durability::Durable;
+        let durable = self.writes_durably();
+        if !guard::stands(Guard::AnswersAfterWrites) {
+            commit.lists.waiters.drain(..).for_each(|Waiter { answer, offsets }| answer.send(Ok(offsets)));
+        }
         match (&mut self.ring, memory) {
             (Some(ring), commit::Memory::Buffer(buffer)) if by_ring => {
                 self.flight = Some(commit);
@@ -680,6 +684,10 @@ impl Writer {
                 self.complete(commit, memory, result)
             }
         }
+    }
+
+    fn writes_durably(&self) -> bool {
+        self.shared.config.durability == Durability::Durable && guard::stands(Guard::DurableWrites)
     }
 
     /// Bytes of zeros that the commit takes along.
@@ -710,6 +718,7 @@ impl Writer {
             Err(error) if self.active.direct && error.kind() == io::ErrorKind::InvalidInput => {
                 self.write_through_the_page_cache(&commit, &memory)
             }
+            Err(_) if !guard::stands(Guard::FailedWritesStop) => Ok(()),
             // The path is made only where it is told.
             result => result.map_err(|error| Error::io("write", &self.active.segment.path(Kind::Log))(error)),
         }?;
@@ -745,8 +754,7 @@ impl Writer {
         self.zero_ahead.stop();
         self.last_block.clear();
         let len = to_usize(commit.end() - commit.written_start());
-        let durable = self.shared.config.durability == Durability::Durable;
-        let written = write_all_at(&*self.active.log, &memory[..len], commit.written_start(), durable);
+        let written = write_all_at(&*self.active.log, &memory[..len], commit.written_start(), self.writes_durably());
         written.map_err(Error::io("write", &self.active.segment.path(Kind::Log)))
     }
 
@@ -881,14 +889,8 @@ impl Writer {
 
     /// What is durable now. A segment begins after everything before it is, so the durable end lies in the active one.
     fn checkpoint(&self) -> Checkpoint {
-        Checkpoint {
-            base: self.active.segment.base(),
-            position: self.active.segment.durable(),
-            next_offset: self.shared.durable_end(),
-            last_timestamp: self.last_timestamp,
-            entries: 0,
-            clean: false,
-        }
+        let End { segment, position, offset } = if guard::stands(Guard::CheckpointsAreDurable) { self.durable() } else { self.appended() };
+        Checkpoint { base: segment.base(), position, next_offset: offset, last_timestamp: self.last_timestamp, entries: 0, clean: false }
     }
 
     fn begin_index(&mut self) -> Result<()> {
@@ -919,7 +921,9 @@ impl Writer {
 
     fn finish_sync(&mut self, result: io::Result<()>) -> Result<()> {
         let end = self.under_way.sync.take().expect("only a sync that was begun ends");
-        result.map_err(Error::io("sync", &end.segment.path(Kind::Log)))?;
+        if guard::stands(Guard::FailedSyncsStop) {
+            result.map_err(Error::io("sync", &end.segment.path(Kind::Log)))?;
+        }
         self.mark_durable(&end);
         Ok(())
     }
@@ -944,6 +948,11 @@ impl Writer {
     /// Where the log ends that the kernel has.
     fn appended(&self) -> End {
         End { segment: Arc::clone(&self.active.segment), position: self.active.segment.appended(), offset: self.shared.appended_end() }
+    }
+
+    /// Where it ends on the device.
+    fn durable(&self) -> End {
+        End { segment: Arc::clone(&self.active.segment), position: self.active.segment.durable(), offset: self.shared.durable_end() }
     }
 
     fn everything_is_durable(&mut self) {
@@ -1011,7 +1020,7 @@ impl Writer {
         let end = self.appended();
         self.shared.push_segment(Arc::clone(&next.segment));
         let before = std::mem::replace(&mut self.active, next);
-        if renamed {
+        if renamed && guard::stands(Guard::RenamesBeforeAnswers) {
             if ahead && self.upkeep.is_idle() {
                 // Beside the next commit, whose answers wait for it.
                 self.upkeep.begin(Job::SyncNames)?;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use crc32fast::Hasher;
 
+use crate::guard::{self, Guard};
+
 /// Bytes of a record's header.
 pub const HEADER_BYTES: usize = 28;
 
@@ -68,7 +70,7 @@ impl Header {
             return Err(Flaw::TornHeader { left });
         };
         let header = Self::parse(bytes);
-        if header.offset != expected {
+        if header.offset != expected && guard::stands(Guard::RecordOffset) {
             return Err(Flaw::OffsetGap { found: header.offset, expected });
         }
         if header.record_bytes() > left || header.keylen > header.size {
@@ -101,7 +103,7 @@ impl<'a> Record<'a> {
         let len = to_usize(header.record_bytes());
         let body = &bytes[HEADER_BYTES..len];
         let computed = checksum(header.timestamp, body);
-        if computed != header.crc {
+        if computed != header.crc && guard::stands(Guard::RecordChecksum) {
             return Err(Flaw::BadChecksum { stored: header.crc, computed });
         }
         Ok((Self::from_checked(&header, body), len))

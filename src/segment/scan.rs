@@ -8,6 +8,7 @@ use crc32fast::Hasher;
 
 use super::WINDOW;
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::transfer::{read_blocks_up_to_at, read_exact_at};
 use crate::io::{BLOCK, Buffer, File};
 use crate::record::{Flaw, HEADER_BYTES, Header, to_u64, to_usize};
@@ -97,7 +98,7 @@ impl<'a> Scanner<'a> {
             return self.end_or(Flaw::OffsetGap { found: self.offset, expected: self.offset });
         };
         let computed = self.checksum(&header)?;
-        if computed != header.crc {
+        if computed != header.crc && guard::stands(Guard::RecordChecksum) {
             return self.end_or(Flaw::BadChecksum { stored: header.crc, computed });
         }
         let found = Found { offset: self.offset, position: self.position, timestamp: header.timestamp };

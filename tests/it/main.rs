@@ -14,6 +14,7 @@ mod damage;
 mod format;
 mod oracle;
 mod sim;
+mod simulation;
 mod support;
 
 mod ahead;
