@@ -22,8 +22,6 @@ use fuser::{
 
 use crate::Rng;
 
-/// What a disk writes wholly or not at all.
-const SECTOR: usize = 512;
 const BLOCK: usize = 4096;
 /// The file's name.
 pub const NAME: &str = "disk";
@@ -112,17 +110,17 @@ impl Cut {
         self.unflushed.len()
     }
 
-    /// What the disk holds when the power is back.
-    pub fn survivor(&self, how: Survival, rng: &mut Rng) -> Image {
+    /// What the disk holds when the power is back. It writes so many bytes wholly or not at all.
+    pub fn survivor(&self, how: Survival, sector_bytes: usize, rng: &mut Rng) -> Image {
         let mut image = self.durable.clone();
         // How likely each survives, from never to always.
         let percent = rng.below(101);
         let first = rng.below(self.unflushed.len() as u64 + 1) as usize;
         for (number, write) in self.unflushed.iter().enumerate() {
-            let sectors = write.bytes.len().div_ceil(SECTOR);
+            let sectors = write.bytes.len().div_ceil(sector_bytes);
             let torn = rng.below(sectors as u64 + 1) as usize;
             let is_kept = rng.below(100) < percent;
-            for (sector, bytes) in write.bytes.chunks(SECTOR).enumerate() {
+            for (sector, bytes) in write.bytes.chunks(sector_bytes).enumerate() {
                 let survives = match how {
                     Survival::Nothing => false,
                     Survival::Everything => true,
@@ -131,7 +129,7 @@ impl Cut {
                     Survival::Sectors => rng.below(100) < percent,
                 };
                 if survives {
-                    image.write(write.position + (sector * SECTOR) as u64, bytes);
+                    image.write(write.position + (sector * sector_bytes) as u64, bytes);
                 }
             }
         }

@@ -6,6 +6,8 @@
 //! What had been acknowledged before must be there. The next life of the disk begins with what one of these cuts left, not yet opened, so
 //! that the next cut may hit the opening.
 //!
+//! Sectors are 512 bytes on ext4 and xfs. btrfs does not mount where its super block was torn, so it gets a disk that writes 4 KiB in one.
+//!
 //! What it cannot show: a device that lies about its flushes, tears a sector, or spoils sectors near those it wrote; the controller's and
 //! the drive's own ways; memory that goes wrong while the voltage falls. Reads see what was written, in order, by one kernel. What the kernel
 //! takes for written but does not flush is the file systems' business, and is under test here with them.
@@ -46,36 +48,47 @@ use system::{Loop, Mounted, Served, run};
 const LIFE: Duration = Duration::from_secs(20);
 
 /// Random numbers, reproducible (SplitMix64).
-pub struct Rng(u64);
+struct Rng(u64);
 
 impl Rng {
-    pub fn new(seed: u64) -> Self {
+    fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, limit: u64) -> u64 {
+    fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    pub fn one_of<T: Clone>(&mut self, choices: &[T]) -> T {
+    fn one_of<T: Clone>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize].clone()
     }
 }
 
-/// How a file system is made on the disk, and how large that is, in MiB. None discards: that would only be refused.
-fn how_to_make(file_system: &str) -> (&'static [&'static str], u64) {
-    match file_system {
-        "ext4" => (&["-q", "-E", "nodiscard"], 128),
-        "xfs" => (&["-q", "-K"], 512),
-        "btrfs" => (&["-q", "-K"], 512),
-        other => panic!("no file system is called {other}"),
+/// What a file system needs of the disk.
+struct Needs {
+    mkfs: &'static [&'static str],
+    mib: u64,
+    /// What the disk writes wholly or not at all.
+    sector_bytes: usize,
+}
+
+impl Needs {
+    fn of(file_system: &str) -> Self {
+        // No discards: they would only be refused.
+        match file_system {
+            "ext4" => Self { mkfs: &["-q", "-E", "nodiscard"], mib: 128, sector_bytes: 512 },
+            "xfs" => Self { mkfs: &["-q", "-K"], mib: 512, sector_bytes: 512 },
+            // Its super block takes 4 KiB, and it does not mount where that was torn: it expects disks that write as much in one.
+            "btrfs" => Self { mkfs: &["-q", "-K"], mib: 512, sector_bytes: 4096 },
+            other => panic!("no file system is called {other}"),
+        }
     }
 }
 
@@ -181,7 +194,7 @@ impl Round<'_> {
             let next = rng.below(patterns.len() as u64) as usize;
             let mut found_next = None;
             for (number, pattern) in patterns.iter().enumerate() {
-                let survivor = cut.survivor(*pattern, &mut rng);
+                let survivor = cut.survivor(*pattern, Needs::of(self.file_system).sector_bytes, &mut rng);
                 let found = catch_unwind(AssertUnwindSafe(|| self.look(&survivor, &history, &acks, &mut rng)));
                 let found = match found {
                     Ok(found) => found,
@@ -207,7 +220,7 @@ impl Round<'_> {
 
     /// The load runs on the disk until the power is cut.
     fn live(&self, image: Option<Image>, life: u32, rng: &mut Rng, sums: &mut Sums) -> (Cut, Vec<Ack>) {
-        let (options, mib) = how_to_make(self.file_system);
+        let Needs { mkfs, mib, .. } = Needs::of(self.file_system);
         let is_new = image.is_none();
         let acks = Arc::new(Mutex::new(Vec::new()));
         let disk = Disk::new(image.unwrap_or_default(), mib << 20, {
@@ -217,7 +230,7 @@ impl Round<'_> {
         let served = Served::new(disk.clone(), &self.directory("fuse")).unwrap();
         let device = Loop::new(&served.file());
         if is_new {
-            run(&format!("mkfs.{}", self.file_system), &[options, &[device.device.to_str().unwrap()]].concat());
+            run(&format!("mkfs.{}", self.file_system), &[mkfs, &[device.device.to_str().unwrap()]].concat());
         }
         let at = self.directory("live");
         let mounted = Mounted::new(self.file_system, &device.device, &at);
@@ -241,7 +254,7 @@ impl Round<'_> {
     /// Mounts what a cut left, and checks it.
     fn look(&self, survivor: &Image, history: &History, acks: &[Ack], rng: &mut Rng) -> check::Found {
         let file = self.work.join("survivor");
-        survivor.save(&file, how_to_make(self.file_system).1 << 20).unwrap();
+        survivor.save(&file, Needs::of(self.file_system).mib << 20).unwrap();
         let device = Loop::new(&file);
         let at = self.directory("look");
         let mounted = Mounted::new(self.file_system, &device.device, &at);

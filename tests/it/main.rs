@@ -12,6 +12,7 @@
 mod child;
 mod damage;
 mod format;
+mod fuse_disk;
 mod oracle;
 mod sim;
 mod simulation;
@@ -24,6 +25,7 @@ mod checkpoint;
 mod crash;
 mod durability;
 mod foreign;
+mod fuse;
 mod indexes;
 mod kill;
 mod latch;
