@@ -209,8 +209,11 @@ fn a_failed_write_stops_the_partition_and_takes_everything_queued_along() {
 
 #[test]
 fn b104_a_failed_sync_is_never_made_up_for() {
-    for errno in [EIO, ENOSPC] {
+    for (errno, direct) in [(EIO, true), (ENOSPC, true), (EIO, false)] {
         each_level(|disk, backend, topic| {
+            if !direct {
+                disk.refuse_direct();
+            }
             let (broker, partition) = with_records(disk, backend, topic, 3);
             disk.fail(Fault::once(Op::Sync, FIRST_LOG, errno));
             if topic.durability == Durability::Durable {

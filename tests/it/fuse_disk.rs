@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -165,6 +165,15 @@ struct State {
     /// Operations that wait for [`Hold`] to be dropped.
     hold: Option<(Op, &'static str)>,
     is_held: bool,
+    refuses_direct: bool,
+}
+
+impl State {
+    /// Whether a file may be opened like that.
+    fn admit(&self, flags: i32) -> Result<(), Errno> {
+        let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+        if self.refuses_direct && flags & direct != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+    }
 }
 
 struct Shared {
@@ -174,7 +183,8 @@ struct Shared {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        // A panic of one of the threads must not take the unmounting along.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the lock for an operation, after it was held as long as it is to be, and tells what is to happen to it.
@@ -348,16 +358,20 @@ impl Filesystem for Server {
         enter(reply, self.0.make(parent.0, name, Node::directory()));
     }
 
-    fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
-        match self.0.make(parent.0, name, Node::file()) {
+    fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, flags: i32, reply: ReplyCreate) {
+        let admitted = self.0.state().admit(flags);
+        match admitted.and_then(|()| self.0.make(parent.0, name, Node::file())) {
             Ok(attributes) => reply.created(&ALWAYS, &attributes, Generation(0), FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error),
         }
     }
 
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // The page cache outlives those who have the file open, as it does on a disk.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+    fn open(&self, _: &Request, _: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.0.state().admit(flags.0) {
+            // The page cache outlives those who have the file open, as it does on a disk.
+            Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+            Err(error) => reply.error(error),
+        }
     }
 
     fn read(
@@ -461,7 +475,7 @@ impl FuseDisk {
     /// An empty one; none, and a word about it, where none can be mounted.
     pub fn new() -> Option<Self> {
         let tree = Tree([(ROOT, Node::directory())].into());
-        let state = State { tree, faults: Vec::new(), failures: 0, hold: None, is_held: false };
+        let state = State { tree, faults: Vec::new(), failures: 0, hold: None, is_held: false, refuses_direct: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let mut disk = Self { shared, session: None, home: scratch() };
         match disk.mount() {
@@ -497,6 +511,11 @@ impl FuseDisk {
 
     pub fn path(&self) -> &Path {
         self.home.path()
+    }
+
+    /// From now on every file goes through the page cache.
+    pub fn refuse_direct(&self) {
+        self.shared.state().refuses_direct = true;
     }
 
     pub fn fail(&self, fault: Fault) {

@@ -25,6 +25,7 @@ mod checkpoint;
 mod crash;
 mod durability;
 mod foreign;
+mod full;
 mod fuse;
 mod indexes;
 mod kill;

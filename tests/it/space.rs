@@ -88,12 +88,12 @@ fn many_idle_partitions_cost_no_more_than_their_share() {
     });
 }
 
-fn try_append(partition: &Partition, records: &[(Vec<u8>, Vec<u8>)]) -> sapwood::Result<std::ops::Range<u64>> {
+pub fn try_append(partition: &Partition, records: &[(Vec<u8>, Vec<u8>)]) -> sapwood::Result<std::ops::Range<u64>> {
     partition.append(batch(records))?.wait()
 }
 
 /// A record of `size` bytes, header included, that tells its number.
-fn record(number: u64, size: usize) -> (Vec<u8>, Vec<u8>) {
+pub fn record(number: u64, size: usize) -> (Vec<u8>, Vec<u8>) {
     let mut value = number.to_be_bytes().to_vec();
     value.resize(size - 28, b'x');
     (vec![], value)
@@ -153,83 +153,6 @@ fn a_full_disk_takes_nothing_and_passes() {
             sim::assert_closed(&sim, 1);
         }
     }
-}
-
-/// Whether the file system writes a block that is rewritten to another place, and so wants new room for it (btrfs).
-fn copies_on_write(dir: &Path) -> bool {
-    const BTRFS: u64 = 0x9123_683E;
-    rustix::fs::statfs(dir).unwrap().f_type as u64 == BTRFS
-}
-
-/// Needs a small file system of its own, named by SAPWOOD_FULL_DIR: scripts/filesystems makes one.
-#[test]
-fn a_file_system_that_is_full_loses_nothing_and_passes() {
-    let Some(home) = std::env::var_os("SAPWOOD_FULL_DIR").map(std::path::PathBuf::from) else {
-        eprintln!("skipped: SAPWOOD_FULL_DIR names no file system that may be filled up");
-        return;
-    };
-    const ROOM: u64 = 8 << 20;
-    let topic = TopicConfig { segment_bytes: 2 << 20, preallocate_bytes: 1 << 20, ..TopicConfig::default() };
-    each_backend(|backend| {
-        let data = tempfile::tempdir_in(&home).unwrap();
-        let ballast = data.path().join("ballast");
-        let data = data.path().join("data");
-        let (mut broker, mut partition) = create(&data, backend, &topic);
-        let mut model = Vec::new();
-        for round in 0..3 {
-            let file = fs::File::create(&ballast).unwrap();
-            let free = rustix::fs::statvfs(&home).unwrap();
-            let free = (free.f_bavail * free.f_frsize).saturating_sub(ROOM);
-            if free > 0 {
-                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free).unwrap();
-            }
-            let mut refused = 0;
-            while refused < 3 {
-                let number = model.len() as u64;
-                assert!(number < 6 * ROOM / 1000, "it was never full");
-                let next = record(number, 1000 + (number * 7919 % 60_000) as usize);
-                match try_append(&partition, std::slice::from_ref(&next)) {
-                    Ok(offsets) => {
-                        assert_eq!(offsets.start, number);
-                        model.push(next);
-                    }
-                    Err(error) => {
-                        assert!(error.is_disk_full(), "{error}");
-                        eprintln!("round {round}: {number} records, then: {error}");
-                        // A block that is rewritten needs no room where it lies, but a new place needs some.
-                        assert!(!error.is_failed() || copies_on_write(&home), "{error}");
-                        refused = if error.is_failed() { 3 } else { refused + 1 };
-                    }
-                }
-            }
-            assert!(contents(&read_all(&partition)) == model, "what was acknowledged is intact");
-            drop(file);
-            fs::remove_file(&ballast).unwrap();
-            // The room is given back by some file systems with their next commit.
-            rustix::fs::syncfs(fs::File::open(&home).unwrap()).unwrap();
-            let more: Vec<_> = (0..32).map(|number| record(model.len() as u64 + number, 100_000)).collect();
-            match try_append(&partition, &more) {
-                Ok(_) => model.extend(more),
-                Err(error) => {
-                    assert!(error.is_failed() && copies_on_write(&home), "there is room again: {error}");
-                    drop((partition, broker));
-                    broker = open(&data, backend, &topic);
-                    partition = partition_of(&broker);
-                    // What was not acknowledged may be there, too.
-                    let found = contents(&read_all(&partition));
-                    assert!(found.starts_with(&model) && found.len() <= model.len() + more.len(), "what was acknowledged is intact");
-                    model = found;
-                    try_append(&partition, &more).unwrap();
-                    model.extend(more);
-                }
-            }
-        }
-        drop(partition);
-        broker.close().unwrap();
-        assert_closed(&partition_dir(&data), topic.index_interval.into());
-        let broker = open(&data, backend, &topic);
-        assert!(contents(&read_all(&partition_of(&broker))) == model, "what was acknowledged is intact after opening again");
-    });
 }
 
 #[test]
