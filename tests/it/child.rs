@@ -10,7 +10,7 @@ use sapwood::{Backend, Broker, Error, TopicConfig};
 use serde_json::{Value, json};
 
 use crate::support::{append, config, open, partition_of};
-use crate::{kill, lengths};
+use crate::{kill, lengths, limits};
 
 const ROLE: &str = "SAPWOOD_IT_ROLE";
 const ARGUMENTS: &str = "SAPWOOD_IT_ARGUMENTS";
@@ -24,7 +24,10 @@ pub struct Child {
 
 impl Child {
     pub fn start(role: &str, arguments: &Value) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
+        // A file that meets a limit of its size is told by an error: the signal that ends the process is none of a library's business.
+        let mut process = Command::new("sh")
+            .args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#])
+            .arg(std::env::current_exe().unwrap())
             .args(["--exact", "child::entry", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(ARGUMENTS, arguments.to_string())
@@ -175,6 +178,8 @@ fn entry() {
         "hold" => hold_role(),
         "produce" => kill::produce_role(),
         "recover" => lengths::recover_role(),
+        "few files" => limits::few_files_role(),
+        "small files" => limits::small_files_role(),
         other => panic!("no role is called {other}"),
     }
 }

@@ -32,6 +32,7 @@ mod kill;
 mod latch;
 mod layers;
 mod lengths;
+mod limits;
 mod locking;
 mod oracle_checks;
 mod producers;
