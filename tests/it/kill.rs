@@ -1,10 +1,13 @@
 //! SIGKILL at random moments of a run: what was acknowledged is there afterwards, byte for byte.
+//!
+//! The segments are small, so that rolls and index writes are under way at most moments; some kills hit the opening. Beside the
+//! producers a topic is made and deleted over and over.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use sapwood::{Batch, Durability, Partition, TopicConfig};
+use sapwood::{Batch, Broker, Durability, Partition, TopicConfig};
 use serde_json::json;
 
 use crate::child::{self, Child, argument, backend, backend_name, say};
@@ -16,6 +19,8 @@ const KILLS: u64 = 50;
 const KILLS_PER_DIRECTORY: u64 = 5;
 const PARTITIONS: u32 = 3;
 const PRODUCERS: u64 = 4;
+/// The topic that comes and goes.
+const PASSING: &str = "passing";
 
 /// The records of the batch with that seed. Parent and child both can make them.
 fn records(seed: u64) -> Vec<(Vec<u8>, Vec<u8>)> {
@@ -39,13 +44,14 @@ pub fn produce_role() {
     say("start");
     let seed = argument("seed").as_u64().unwrap();
     let broker = open(Path::new(&child::text("data")), backend(), &TopicConfig::default());
-    let topic = if broker.topics().is_empty() {
+    let topic = if broker.topics().iter().all(|name| name != TOPIC) {
         broker.create_topic(TOPIC, serde_json::from_value(argument("topic")).unwrap()).unwrap()
     } else {
         broker.topic(TOPIC).unwrap()
     };
     say("open");
     std::thread::scope(|scope| {
+        scope.spawn(|| come_and_go(&broker, topic.config()));
         for producer in 0..PRODUCERS {
             let topic = topic.clone();
             scope.spawn(move || {
@@ -75,6 +81,30 @@ pub fn produce_role() {
     });
 }
 
+/// Makes the topic that passes, appends to it, and deletes it, and so on.
+fn come_and_go(broker: &Broker, config: &TopicConfig) {
+    loop {
+        if broker.topics().iter().any(|name| name == PASSING) {
+            broker.delete_topic(PASSING).unwrap();
+        }
+        broker.create_topic(PASSING, TopicConfig { partitions: 1, ..config.clone() }).unwrap();
+        for number in 0..5u64 {
+            broker.produce(PASSING, Some(&number.to_be_bytes()), &[7; 200]).unwrap();
+        }
+    }
+}
+
+/// Whole, or gone: what a kill left of the topic that passes.
+fn assert_whole_or_gone(broker: &Broker) {
+    if let Ok(topic) = broker.topic(PASSING) {
+        assert_eq!(topic.num_partitions(), 1);
+        let partition = topic.partition(0).unwrap();
+        assert_in_order(&read_all(&partition), 0);
+        assert_sound(partition.path());
+        topic.produce(None, b"works").unwrap();
+    }
+}
+
 /// Everything acknowledged in one directory so far: by partition, the batch's seed by its first offset.
 type Acknowledged = BTreeMap<u32, BTreeMap<u64, u64>>;
 
@@ -83,7 +113,9 @@ fn run_and_kill(child: &mut Child, until: Until, acknowledged: &mut Acknowledged
     let mut count = 0;
     let mut killed = false;
     assert_eq!(child.expect_line(), "start");
-    if matches!(until, Until::Started) {
+    if let Until::Opening(turns) = until {
+        // However far it comes meanwhile.
+        (0..turns).for_each(|_| std::thread::yield_now());
         child.kill();
         killed = true;
     }
@@ -112,7 +144,8 @@ fn run_and_kill(child: &mut Child, until: Until, acknowledged: &mut Acknowledged
 
 #[derive(Clone, Copy, Debug)]
 enum Until {
-    Started,
+    /// While it opens, most likely.
+    Opening(u64),
     Open,
     Acknowledgements(u64),
 }
@@ -160,7 +193,7 @@ fn what_was_acknowledged_survives_fifty_kills() {
         for kill in 0..KILLS_PER_DIRECTORY {
             let backend = BACKENDS[((directory + kill) % 2) as usize];
             let until = match rng.below(8) {
-                0 if kill > 0 => Until::Started,
+                0 | 7 if kill > 0 => Until::Opening(rng.below(20_000)),
                 1 => Until::Open,
                 _ => Until::Acknowledgements(1 + rng.below(150)),
             };
@@ -184,7 +217,8 @@ fn what_was_acknowledged_survives_fifty_kills() {
                 // Not looked at by this process: the next child recovers on its own what the kill left.
                 continue;
             }
-            let broker = sapwood::Broker::open(data.path(), config(rng.one_of(&BACKENDS), TopicConfig::default())).unwrap();
+            let broker = Broker::open(data.path(), config(rng.one_of(&BACKENDS), TopicConfig::default())).unwrap();
+            assert_whole_or_gone(&broker);
             let none = BTreeMap::new();
             for number in 0..PARTITIONS {
                 let partition = broker.topic(TOPIC).unwrap().partition(number).unwrap();
