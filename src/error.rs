@@ -93,7 +93,7 @@ pub enum Error {
         /// The data directory.
         path: PathBuf,
     },
-    /// No room on the device for more of the log. Everything that was acknowledged is intact, and appends succeed again once there is room.
+    /// No room for more of the log: the device is full, the quota used up, or the file as large as it may be. Everything that was acknowledged is intact, and appends succeed again once there is room.
     #[error("no room for {needed} more bytes of {path:?}; {appended} records of the batch were appended before")]
     DiskFull {
         /// The file that could not be extended.
@@ -173,7 +173,7 @@ impl Error {
         move |source| Self::Io { action, path: path.to_owned(), source: Arc::new(source) }
     }
 
-    /// Whether there was no room on the device.
+    /// Whether there was no room: on the device, in the quota, or under the limit of a file's size.
     pub fn is_disk_full(&self) -> bool {
         match self {
             Self::DiskFull { .. } => true,
@@ -204,7 +204,7 @@ impl Error {
     }
 }
 
-/// Whether the system ran out of room, or the user out of quota.
+/// Whether the system ran out of room, the user out of quota, or the file came to its largest size.
 pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }

@@ -938,11 +938,13 @@ impl Writer {
     /// Everything up to there was synced. Syncs end in the order in which they were begun, so the ends only grow.
     fn mark_durable(&mut self, end: &End) {
         self.shared.metrics.sync();
+        let bytes = end.position - end.segment.durable();
+        end.segment.set_durable(end.position);
         if self.shared.config.durability != Durability::Durable {
-            self.note(end.position - end.segment.durable());
+            self.note(bytes);
+            // After the segment's own: whoever sees this end finds the records below it.
             self.shared.set_durable_end(end.offset);
         }
-        end.segment.set_durable(end.position);
     }
 
     /// Where the log ends that the kernel has.

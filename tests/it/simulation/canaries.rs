@@ -122,11 +122,7 @@ fn every_guard_that_is_taken_out_is_missed() {
     }
     let listed: Vec<Guard> = CANARIES.iter().map(|(guard, _)| *guard).collect();
     assert_eq!(listed, Guard::ALL, "each guard has a canary");
-    // Without a guard the engine may well panic, which is a find, and no news.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let missed: Vec<_> = CANARIES.iter().map(|(guard, way)| (guard, without(*guard, || way.search()))).collect();
-    std::panic::set_hook(hook);
     for (guard, found) in &missed {
         let (place, what) = found.as_ref().map_or(("-", "-"), |(place, what)| (place.as_str(), what.as_str()));
         eprintln!("{guard:?}: {place}: {}", what.chars().take(160).collect::<String>());

@@ -305,6 +305,7 @@ impl World {
         if self.sim.crashed() {
             return Ok(());
         }
+        self.forgo();
         self.begin_life();
         self.recover(Crash::Process, false)
     }
@@ -477,6 +478,7 @@ impl World {
     /// Ends what runs on a machine that crashed. What is acknowledged by now was done before.
     pub fn drop_broker(&mut self) -> Verdict {
         self.broker = None;
+        self.forgo();
         self.stepper.settle(REST);
         let excused = std::mem::replace(&mut self.faulty, true);
         for Waiting { ticket, .. } in std::mem::take(&mut self.waiting) {
@@ -488,6 +490,17 @@ impl World {
         self.faulty = excused;
         self.begin_life();
         Ok(())
+    }
+
+    /// What a sync that failed did not put on the device may be nowhere: the kernel takes it for written.
+    fn forgo(&mut self) {
+        for (name, topic) in &mut self.model.topics {
+            for (number, log) in topic.logs.iter_mut().enumerate() {
+                if self.failed.contains(&partition_dir(name, number as u32)) {
+                    log.kept_end = log.durable_end;
+                }
+            }
+        }
     }
 
     fn begin_life(&mut self) {
