@@ -17,6 +17,9 @@ mod clock;
 mod config;
 mod error;
 #[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod fuzzing;
+#[cfg(feature = "sim")]
 pub mod guard;
 #[cfg(not(feature = "sim"))]
 mod guard;

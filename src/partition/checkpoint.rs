@@ -31,19 +31,19 @@ const USED_BYTES: usize = CHECKED_BYTES + 4;
 
 /// What was durable at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Checkpoint {
+pub(crate) struct Checkpoint {
     /// The active segment.
-    pub(super) base: u64,
+    pub(crate) base: u64,
     /// Every byte of its log before this one is a record's, and on the device.
-    pub(super) position: u64,
+    pub(crate) position: u64,
     /// The offset of the record that begins there.
-    pub(super) next_offset: u64,
+    pub(crate) next_offset: u64,
     /// No record of the partition before it has a later timestamp.
-    pub(super) last_timestamp: u64,
+    pub(crate) last_timestamp: u64,
     /// Entries that both of the segment's index files hold durably; 0 if that is not known. All are of records before the position.
-    pub(super) entries: u64,
+    pub(crate) entries: u64,
     /// The partition was closed: the log ends at the position, the index files with these entries, and all are entered.
-    pub(super) clean: bool,
+    pub(crate) clean: bool,
 }
 
 impl Checkpoint {
@@ -128,7 +128,7 @@ impl Held {
 
 /// The checkpoint file of one partition.
 #[derive(Debug)]
-pub(super) struct Checkpoints {
+pub(crate) struct Checkpoints {
     disk: Arc<dyn Disk>,
     dir: Arc<Path>,
     /// Open for writing, from the first write on.
@@ -149,7 +149,7 @@ pub(super) struct Checkpoints {
 
 impl Checkpoints {
     /// Reads what there is: under the name stands `kind`, if anything. The file is made by the first write.
-    pub(super) fn open(disk: &Arc<dyn Disk>, dir: &Arc<Path>, kind: Option<EntryKind>) -> Self {
+    pub(crate) fn open(disk: &Arc<dyn Disk>, dir: &Arc<Path>, kind: Option<EntryKind>) -> Self {
         let path = dir.join(NAME);
         let held = match kind {
             None => Ok(Held::Nothing),
@@ -180,17 +180,17 @@ impl Checkpoints {
     }
 
     /// Whether what has the name was not written by this engine. It is left alone.
-    pub(super) fn is_foreign(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         self.foreign
     }
 
     /// Whether checkpoints are written.
-    pub(super) fn is_usable(&self) -> bool {
+    pub(crate) fn is_usable(&self) -> bool {
         self.usable
     }
 
     /// What the file says.
-    pub(super) fn newest(&self) -> Option<Checkpoint> {
+    pub(crate) fn newest(&self) -> Option<Checkpoint> {
         self.newest
     }
 
@@ -199,7 +199,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// What the system says. The slot before is sound then, and the next write takes the same place again.
-    pub(super) fn write(&mut self, checkpoint: &Checkpoint) -> io::Result<()> {
+    pub(crate) fn write(&mut self, checkpoint: &Checkpoint) -> io::Result<()> {
         if !self.usable || self.newest.as_ref() == Some(checkpoint) {
             return Ok(());
         }

@@ -40,7 +40,6 @@ use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
-use checkpoint::{Checkpoint, Checkpoints};
 use helm::Helm;
 use queue::{Bell, Message, Queue, Refused};
 use recent::{Memory, Recent};
@@ -48,6 +47,7 @@ use reply::{Answerer, Pool, Reply};
 use ticket::Answer;
 use writer::{InRing, Writer};
 
+pub(crate) use checkpoint::{Checkpoint, Checkpoints};
 pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
 pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};

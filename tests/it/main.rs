@@ -27,6 +27,7 @@ mod durability;
 mod foreign;
 mod full;
 mod fuse;
+mod fuzz_corpus;
 mod indexes;
 mod kill;
 mod latch;
