@@ -31,6 +31,7 @@ mod metrics;
 mod partition;
 mod record;
 mod segment;
+mod sync;
 mod topic;
 
 pub use broker::{Broker, OpenReport};

@@ -94,7 +94,7 @@ pub(super) fn scan(bytes: &[u8], base: u64) -> Scan {
     for expected in base..=u64::MAX {
         let fault = match Stored::decode(&bytes[end..], expected) {
             // No record has the last offset that 64 bits hold: none could follow.
-            Ok(_) if expected == u64::MAX => Fault::OffsetGap,
+            Ok(_) | Err(Fault::BadChecksum) if expected == u64::MAX => Fault::OffsetGap,
             Ok(record) => {
                 let position = end;
                 end += record.bytes();

@@ -1,7 +1,7 @@
 //! The index files: any bytes in their places, beside logs that are sound. Every record must be served, and be right.
 
 use super::format::{Log, name};
-use super::{Input, assert_is_written, dir, disk_with, files, open, read_all, tiny};
+use super::{Input, assert_is_written, dir, disk_with, files, open, read_all, store_settings, tiny};
 use crate::{OnDamage, Recovery};
 
 /// The first byte says which files are replaced and what else is so; the rest is their content.
@@ -27,6 +27,8 @@ pub fn index(data: &[u8]) {
     }
     let sim = disk_with(&all);
     let config = tiny(interval, Recovery::FromCheckpoint, OnDamage::Refuse);
+    // Without, the interval is guessed from what stands in the files.
+    store_settings(&sim, &config);
     let (broker, partition) = open(&sim, &config).expect("index files hold nothing that the log does not");
     let serves_all = || {
         let found = read_all(&partition, &log);

@@ -35,6 +35,11 @@ use format::{Log, Stored};
 const DATA: &str = "/data";
 const TOPIC: &str = "t";
 
+/// Stores the topic's settings beside the partition.
+fn store_settings(sim: &SimDisk, config: &BrokerConfig) {
+    sim.write_file(&dir().with_file_name("topic.json"), &serde_json::to_vec(&config.fallback).unwrap());
+}
+
 /// A disk with a partition of these files.
 fn disk_with<'a>(files: impl IntoIterator<Item = (&'a String, &'a Vec<u8>)>) -> SimDisk {
     let sim = SimDisk::new(0);
@@ -107,14 +112,12 @@ fn assert_is_written(read: &OwnedRecord, written: Option<&Stored>) {
     assert_eq!(Some((read.offset, read.timestamp, &body)), written, "a record that was never written");
 }
 
-/// Appends one record, which must be the next one.
-fn append(partition: &Partition, value: &[u8]) -> OwnedRecord {
+/// Appends one record, which must be the next one, and gives its offset.
+fn append(partition: &Partition, value: &[u8]) -> u64 {
     let next = partition.next_offset();
     let offsets = partition.append_and_wait(Batch::of(Some(b"new"), value).unwrap()).unwrap();
     assert_eq!(offsets, next..next + 1);
-    let record = partition.read_one(next).unwrap();
-    assert_eq!((&record.key[..], &record.value[..]), (&b"new"[..], value));
-    record
+    next
 }
 
 /// What an opening may end with, if not well.

@@ -171,7 +171,7 @@ impl Checkpoints {
             dir: Arc::clone(dir),
             file: None,
             named: kind.is_some(),
-            sequence: found.map_or(0, |(sequence, _)| sequence + 1),
+            sequence: found.map_or(0, |(sequence, _)| following(sequence)),
             newest: found.map(|(_, checkpoint)| checkpoint),
             usable,
             foreign: matches!(held, Ok(Held::Foreign)),
@@ -259,8 +259,7 @@ impl Checkpoints {
         }
         self.file = Some(file);
         self.newest = Some(*checkpoint);
-        // One short of the last number, it goes on with the same slot, and loses only the older one.
-        self.sequence = self.sequence.checked_add(1).filter(|&next| next < u64::MAX).unwrap_or(self.sequence);
+        self.sequence = following(self.sequence);
         Ok(())
     }
 
@@ -270,6 +269,12 @@ impl Checkpoints {
             result => result,
         }
     }
+}
+
+/// The number of the slot after that of `sequence`. One short of the last number, which none has, it stays: the same slot is written
+/// again, and the older one left.
+fn following(sequence: u64) -> u64 {
+    sequence.saturating_add(1).min(u64::MAX - 1)
 }
 
 #[cfg(test)]

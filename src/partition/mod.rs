@@ -6,6 +6,7 @@
 mod active;
 mod checkpoint;
 mod commit;
+mod ends;
 mod helm;
 mod index_files;
 mod mend;
@@ -26,7 +27,7 @@ mod zeroing;
 use std::any::Any;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
@@ -40,6 +41,7 @@ use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
+use ends::Ends;
 use helm::Helm;
 use queue::{Bell, Message, Queue, Refused};
 use recent::{Memory, Recent};
@@ -63,10 +65,7 @@ struct Shared {
     config: TopicConfig,
     disk: Arc<dyn Disk>,
     segments: RwLock<Vec<Arc<Segment>>>,
-    /// One past the last record that the kernel has.
-    appended_end: AtomicU64,
-    /// One past the last record that is on the device.
-    durable_end: AtomicU64,
+    ends: Ends,
     /// That the writer stopped, and why if it was not told to. Set before it lets go of anything.
     stopped: OnceLock<Option<Error>>,
     closed: AtomicBool,
@@ -79,22 +78,20 @@ struct Shared {
 }
 
 impl Shared {
-    // Ends are stored with Release after the segment's own position, and loaded with Acquire: (1) the writer stores the
-    // segment's end, then this; (2) a reader that sees this end therefore sees a segment that reaches it.
     fn appended_end(&self) -> u64 {
-        self.appended_end.load(Ordering::Acquire)
+        self.ends.appended()
     }
 
     fn durable_end(&self) -> u64 {
-        self.durable_end.load(Ordering::Acquire)
+        self.ends.durable()
     }
 
     fn set_appended_end(&self, end: u64) {
-        self.appended_end.store(end, Ordering::Release);
+        self.ends.set_appended(end);
     }
 
     fn set_durable_end(&self, end: u64) {
-        self.durable_end.store(end, Ordering::Release);
+        self.ends.set_durable(end);
     }
 
     fn first_offset(&self) -> u64 {
@@ -236,8 +233,7 @@ impl Partition {
             config,
             disk,
             segments: RwLock::new(segments),
-            appended_end: AtomicU64::new(next_offset),
-            durable_end: AtomicU64::new(next_offset),
+            ends: Ends::new(next_offset),
             stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
             metrics: Metrics::default(),

@@ -4,20 +4,20 @@
 //! places: in its ring while a write is in flight, else parked; whoever has something for it looks at the [`Bell`], which
 //! says where it is and what it wants to hear.
 
-#[cfg(feature = "sim")]
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicU8, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Thread};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-
-use crossbeam_channel::{Receiver, Sender};
 
 use super::reply::Answerer;
 use super::ticket::Answer;
 use crate::error::Result;
 use crate::io::Waker;
 use crate::record::{Batch, to_u64};
+#[cfg(feature = "sim")]
+use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicU8, Ordering, fence};
+use crate::sync::channel::{self, Receiver, Sender};
+use crate::sync::thread::{self, Thread};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What the writer is asked for.
 #[derive(Debug)]
@@ -245,8 +245,8 @@ impl Bell {
 
 /// A queue of at most `batches` and `bytes`.
 pub(super) fn queue(batches: usize, bytes: u64, bell: Arc<Bell>) -> (Queue, Inbox) {
-    let (sender, receiver) = crossbeam_channel::bounded(batches);
-    let (put, take) = crossbeam_channel::bounded(EMPTY_BATCHES);
+    let (sender, receiver) = channel::bounded(batches);
+    let (put, take) = channel::bounded(EMPTY_BATCHES);
     let budget = Budget { bytes, messages: to_u64(batches), used: Mutex::default(), freed: Condvar::new() };
     let shared = Arc::new(Shared { budget, bell });
     (Queue { sender, empty: take, shared: Arc::clone(&shared) }, Inbox { receiver, empty: put, shared })
@@ -422,3 +422,6 @@ impl Budget {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;

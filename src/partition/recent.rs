@@ -7,10 +7,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::io::Buffer;
 use crate::record::{to_u64, to_usize};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Commits in memory, oldest first.
 #[derive(Debug, Default)]

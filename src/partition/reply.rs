@@ -7,11 +7,12 @@
 //! wakes wakes two more. Waking a thread costs more than appending a record, and the one thread that all of them wait for
 //! next has better things to do.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::channel::{self, Receiver, Sender};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The end that answers.
 #[derive(Debug)]
@@ -162,7 +163,7 @@ pub(super) fn pair<T>() -> (Answerer<T>, Reply<T>) {
 impl<T> Pool<T> {
     /// A pool that keeps at most so many slots that nobody uses.
     pub(super) fn new(most: usize) -> Self {
-        let (put, take) = crossbeam_channel::bounded(most);
+        let (put, take) = channel::bounded(most);
         Self { put, take }
     }
 
@@ -281,6 +282,9 @@ impl<T> Drop for Reply<T> {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 #[cfg(test)]
 mod tests {

@@ -10,12 +10,13 @@ mod tail;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::to_usize;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 pub(crate) use index::{ENTRY_BYTES, IndexEntry, count_below};
 pub(crate) use name::{Kind, Name, is_prepared};

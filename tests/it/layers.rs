@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules by layer, lowest first. A module may name those of lower layers and itself; those of the layer `shared` also each other.
-const LAYERS: [&[&str]; 9] = [&["guard"], &["io", "record"], SHARED, &["segment"], &["partition"], &["topic"], &["broker"], &["lib"], &["fuzzing"]];
+const LAYERS: [&[&str]; 9] =
+    [&["guard", "sync"], &["io", "record"], SHARED, &["segment"], &["partition"], &["topic"], &["broker"], &["lib"], &["fuzzing"]];
 const SHARED: &[&str] = &["error", "clock", "metrics", "config"];
 
 /// Names that only `src/io/` may speak, beside `std::fs`.
