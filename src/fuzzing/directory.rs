@@ -149,13 +149,14 @@ fn judge(sound: &Files, all: &Files, log: &Log, config: &BrokerConfig, settings:
         }
     }
     assert!(found.is_empty() || sound != all || served.len() == found.len());
-    let new = append(&partition, b"after");
+    // The last offset of 64 bits is no record's.
+    let new = (partition.next_offset() < u64::MAX).then(|| append(&partition, b"after"));
     // Behind a damaged record none is found up to the next index entry: nothing tells where it begins.
     let is_new = |read: Result<OwnedRecord>| match read {
         Ok(record) => (&record.key[..], &record.value[..]) == (b"new", b"after"),
         Err(error) => error.is_damage() && served.len() < found.len(),
     };
-    assert!(is_new(partition.read_one(new)));
+    assert!(new.is_none_or(|new| is_new(partition.read_one(new))));
     broker.close().expect("what was opened is closed");
 
     let closed = files(&sim);
@@ -164,7 +165,7 @@ fn judge(sound: &Files, all: &Files, log: &Log, config: &BrokerConfig, settings:
     for (offset, record) in &served {
         assert_eq!(partition.read_one(*offset).as_ref().ok(), Some(record), "it was served before");
     }
-    assert!(is_new(partition.read_one(new)));
+    assert!(new.is_none_or(|new| is_new(partition.read_one(new))));
     broker.close().expect("what was opened is closed");
     assert_eq!(files(&sim), closed, "opening again changes nothing");
 }

@@ -320,6 +320,13 @@ mod tests {
     }
 
     #[test]
+    fn the_last_numbers_are_never_passed() {
+        assert_eq!([0, 7, u64::MAX - 2, u64::MAX - 1].map(following), [1, 8, u64::MAX - 1, u64::MAX - 1]);
+        // What is written with the last one is sound: see above for the one behind it.
+        assert_eq!(Held::of(&[used(&ONE.encode(u64::MAX - 1)), used(&TWO.encode(u64::MAX - 2))]), Held::Ours(Some((u64::MAX - 1, ONE))));
+    }
+
+    #[test]
     fn slots_that_were_not_written_in_their_place_say_nothing() {
         let none = [0; USED_BYTES];
         assert_eq!(Held::of(&[none, none]), Held::Ours(None));

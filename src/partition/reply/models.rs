@@ -124,3 +124,20 @@ fn loom_one_that_only_looks_holds_up_nobody() {
         waiter.join().unwrap();
     });
 }
+
+#[test]
+fn loom_one_that_woke_by_itself_holds_up_nobody() {
+    // A late wake by the pair that the slot served before, or a time that ended: its owner is gone when its turn comes.
+    model(3, || {
+        let (first, woken) = pair();
+        let (second, waits) = pair();
+        let slot = Arc::clone(&woken.slot);
+        let late = spawn(move || slot.changed.notify_one());
+        let first_waiter = spawn(move || assert_eq!(woken.wait(), Some(1)));
+        let second_waiter = spawn(move || assert_eq!(waits.wait(), Some(2)));
+        Crowd::new().answer([(first, 1), (second, 2)].into_iter());
+        for thread in [late, first_waiter, second_waiter] {
+            thread.join().unwrap();
+        }
+    });
+}
