@@ -25,11 +25,14 @@ pub struct BrokerConfig {
     pub recovery: Recovery,
     /// What opening does about damage in an active segment. Default [`OnDamage::Refuse`].
     pub on_damage: OnDamage,
+    /// Whether opening reads every sealed segment whole, and checks each record and the checksum of the log. What does not hold is told in
+    /// [`PartitionReport::damage`](crate::PartitionReport::damage); opening goes on. Default false: whoever reads a record checks it.
+    pub check_sealed: bool,
 }
 
 impl BrokerConfig {
     pub(crate) fn opening(&self) -> Opening {
-        Opening { recovery: self.recovery, on_damage: self.on_damage }
+        Opening { recovery: self.recovery, on_damage: self.on_damage, check_sealed: self.check_sealed }
     }
 }
 
@@ -38,10 +41,11 @@ impl BrokerConfig {
 pub(crate) struct Opening {
     pub(crate) recovery: Recovery,
     pub(crate) on_damage: OnDamage,
+    pub(crate) check_sealed: bool,
 }
 
 /// How much opening reads of the segment that takes a partition's appends. Sealed segments are never read whole, unless
-/// their indexes do not lead to their ends.
+/// their indexes do not lead to their ends or [`BrokerConfig::check_sealed`] asks for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Recovery {
     /// From the last checkpoint on; nothing after a clean close; all of it where there is no checkpoint that fits.

@@ -143,6 +143,22 @@ pub enum Error {
         /// The first that is there again.
         to: u64,
     },
+    /// A sealed log is not the one that was sealed, though each of its records passes its checks.
+    #[error("{path:?} is not the log that was sealed: its checksum is {computed:08x}, when it was sealed it was {stored:08x}")]
+    SumMismatch {
+        /// The segment's log.
+        path: PathBuf,
+        /// The checksum beside it.
+        stored: u32,
+        /// The checksum of its bytes.
+        computed: u32,
+    },
+    /// What a repair would do is not what its plan showed: something changed since. Nothing was done.
+    #[error("{path:?} is not as it was when its repair was planned; plan it anew")]
+    PlanOutdated {
+        /// The partition's directory.
+        path: PathBuf,
+    },
     /// A write or a sync failed. What the failed commit held may or may not be in the log, so the partition takes no
     /// more appends until it is opened again. Reads go on.
     #[error("the partition {path:?} stopped at its first failed write and must be opened again: {cause}")]
@@ -200,7 +216,7 @@ impl Error {
 
     /// Whether bytes on the disk are not what was written.
     pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Damaged { .. } | Self::RecordsMissing { .. } | Self::PartitionMissing { .. })
+        matches!(self, Self::Damaged { .. } | Self::SumMismatch { .. } | Self::RecordsMissing { .. } | Self::PartitionMissing { .. })
     }
 }
 

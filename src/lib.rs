@@ -16,6 +16,7 @@ pub mod clock;
 mod clock;
 mod config;
 mod error;
+pub mod inspect;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -12,7 +12,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{BrokerConfig, Pinning, TopicConfig};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::{Disk, EntryKind, Lock, OsDisk};
+use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
 use crate::partition::{OwnedRecord, PartitionReport, Workers};
@@ -103,12 +103,7 @@ impl Broker {
 
     fn start(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, workers: Workers, dir: &Path, config: &BrokerConfig) -> Result<Self> {
         create_dirs(&*disk, dir)?;
-        let lock_path = dir.join(LOCK);
-        let lock: Arc<dyn Lock> = match disk.lock(&lock_path) {
-            Ok(lock) => Arc::from(lock),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Error::Locked { path: dir.to_owned() }),
-            Err(error) => return Err(Error::io("lock", &lock_path)(error)),
-        };
+        let lock: Arc<dyn Lock> = Arc::from(lock(&*disk, dir)?);
         let cores = Cores { cores: cores(&config.pinning), ..Cores::default() };
         let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, workers, wait: config.wait, opening: config.opening() };
         let mut report = OpenReport::default();
@@ -269,6 +264,21 @@ fn disk_full_or(error: Error) -> Error {
         Error::Io { path, .. } if error.is_disk_full() => Error::DiskFull { path, needed: 0, appended: 0 },
         error => error,
     }
+}
+
+/// Takes the data directory for this process alone.
+pub(crate) fn lock(disk: &dyn Disk, dir: &Path) -> Result<Box<dyn Lock>> {
+    let path = dir.join(LOCK);
+    disk.lock(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => Error::Locked { path: dir.to_owned() },
+        _ => Error::io("lock", &path)(error),
+    })
+}
+
+/// Whether a directory was a broker's data directory once: it holds the file that is locked.
+pub(crate) fn has_lock(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    let is_lock = |entry: &Entry| entry.name == LOCK && entry.kind == EntryKind::File;
+    Ok(disk.list(dir).map_err(Error::io("list", dir))?.iter().any(is_lock))
 }
 
 /// Makes `dir` and what is missing above it, each durable by name.

@@ -31,7 +31,7 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +67,10 @@ pub trait Disk: Debug + Send + Sync {
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// The entries of a directory, in no particular order, without `.` and `..`.
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
+    /// The one path of what is at `path`: absolute, without links. On a disk that has neither it is the path itself.
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        Ok(path.to_owned())
+    }
     /// Opens a file, and makes it where `how` says so.
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>>;
     /// Renames a file or a directory; `AlreadyExists` if the new name is taken.

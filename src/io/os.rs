@@ -7,7 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -83,6 +83,10 @@ impl Disk for OsDisk {
             Ok(Entry { name: entry.file_name(), kind })
         };
         fs::read_dir(dir)?.map(entry).collect()
+    }
+
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        fs::canonicalize(path)
     }
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {

@@ -16,7 +16,7 @@ use crate::io::{Disk, EntryKind, File, Open};
 use crate::record::to_usize;
 
 /// The file's name in the partition's directory.
-pub(super) const NAME: &str = "checkpoint";
+pub(crate) const NAME: &str = "checkpoint";
 
 /// The slots lie this far apart: no write of one touches a block of the other.
 const SLOT_BYTES: u64 = 4096;
@@ -88,8 +88,8 @@ impl Checkpoint {
 }
 
 /// What a file of that name holds.
-#[derive(Debug, PartialEq, Eq)]
-enum Held {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
     /// There is no such file.
     Nothing,
     /// The newest sound slot, if there is one.
@@ -99,7 +99,8 @@ enum Held {
 }
 
 impl Held {
-    fn look(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
+    /// Reads the file at `path`.
+    pub(crate) fn look(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
         let file = match disk.open(path, Open::READ) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Nothing),

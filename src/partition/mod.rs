@@ -41,6 +41,7 @@ use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
+use checkpoint::Checkpoints;
 use ends::Ends;
 use helm::Helm;
 use queue::{Bell, Message, Queue, Refused};
@@ -49,7 +50,9 @@ use reply::{Answerer, Pool, Reply};
 use ticket::Answer;
 use writer::{InRing, Writer};
 
-pub(crate) use checkpoint::{Checkpoint, Checkpoints};
+pub(crate) use checkpoint::{Checkpoint, Held as HeldCheckpoint, NAME as CHECKPOINT};
+#[cfg(feature = "sim")]
+pub(crate) use checkpoint::Checkpoints as PartitionCheckpoints;
 pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
 pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};

@@ -43,7 +43,8 @@ pub struct PartitionReport {
     pub from_checkpoint: bool,
     /// Bytes of logs that were read to find this out.
     pub scanned_bytes: u64,
-    /// Sealed segments that do not lead to the next one. Every byte stays; a read that meets the damage gets an error.
+    /// Sealed segments that do not lead to the next one, or, with [`BrokerConfig::check_sealed`](crate::BrokerConfig::check_sealed), do not
+    /// hold in all their parts. Every byte stays; a read that meets damage gets an error.
     pub damage: Vec<Error>,
     /// Index files that were written anew.
     pub rebuilt: Vec<PathBuf>,
@@ -148,6 +149,9 @@ pub(super) fn recover(
             // Only the last one can have been left before its indexes were synced.
             None => sealed.check(disk, dir, config, index + 1 == bases.len() - 1, &mut report)?,
         };
+        if opening.check_sealed {
+            check_whole(disk, &end.segment, &mut report)?;
+        }
         last_timestamp = end.last_timestamp.max(last_timestamp);
         segments.push(end.segment);
     }
@@ -195,7 +199,7 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
             Some(Name { base, .. }) if entry.kind == EntryKind::File => indexes.push((base, path)),
             // A copy that an interrupted opening did not finish, or a next segment that never took its place: nothing in it was
             // acknowledged.
-            _ if (segment::is_unfinished_copy(&entry.name) || segment::is_prepared(&entry.name)) && entry.kind == EntryKind::File => {
+            _ if (segment::is_unfinished(&entry.name) || segment::is_prepared(&entry.name)) && entry.kind == EntryKind::File => {
                 unfinished.push(path);
             }
             _ if segment::is_copy(&entry.name) && entry.kind == EntryKind::File => {}
@@ -248,6 +252,18 @@ fn open_log(disk: &dyn Disk, dir: &Path, base: u64) -> Result<(Arc<dyn File>, u6
     let log = disk.open(&path, Open::READ).map_err(Error::io("open", &path))?;
     let len = log.len().map_err(Error::io("measure", &path))?;
     Ok((log, len, path))
+}
+
+/// Reads all of a sealed segment. What does not hold is reported, unless it was already.
+fn check_whole(disk: &dyn Disk, segment: &Segment, report: &mut PartitionReport) -> Result<()> {
+    let (damage, read) = segment::check_whole(disk, segment)?;
+    report.scanned_bytes += read;
+    let is_told = |error: &Error, told: &Error| error.to_string() == told.to_string();
+    if let Some(error) = damage.filter(|error| !report.damage.iter().any(|told| is_told(error, told))) {
+        tracing::error!(%error, "damage in a sealed segment");
+        report.damage.push(error);
+    }
+    Ok(())
 }
 
 /// Ends a sealed log with its last record, where a power loss undid that: nothing but zeros is behind. The last one may have been cut

@@ -510,7 +510,7 @@ pub struct OwnedRecord {
 }
 
 impl OwnedRecord {
-    fn decode(bytes: Vec<u8>, expected: u64) -> Result<Self, Flaw> {
+    pub(crate) fn decode(bytes: Vec<u8>, expected: u64) -> Result<Self, Flaw> {
         let (record, len) = Record::decode(&bytes, expected)?;
         let Record { offset, timestamp, key, .. } = record;
         let value_at = HEADER_BYTES + key.len();

@@ -7,4 +7,4 @@ mod codec;
 
 pub use batch::{Batch, RecordTooLarge};
 pub use codec::{Flaw, HEADER_BYTES, Header, Record};
-pub(crate) use codec::{checksum, to_u64, to_usize};
+pub(crate) use codec::{to_u64, to_usize};

@@ -1,4 +1,4 @@
-//! The three files of one base offset: their names, their end, and how a record is found in them.
+//! The files of one base offset: their names, their end, and how a record is found in them.
 //!
 //! A [`Segment`] is shared by the writer that extends it and the readers; it holds no file open. The writer alone moves
 //! its ends and adds index entries; both are published only after the bytes they speak of were written.
@@ -6,6 +6,8 @@
 mod index;
 mod name;
 mod scan;
+mod sum;
+mod survivors;
 mod tail;
 
 use std::io;
@@ -21,7 +23,9 @@ use crate::sync::{Mutex, MutexGuard};
 pub(crate) use index::{ENTRY_BYTES, IndexEntry, count_below};
 pub(crate) use name::{Kind, Name, is_prepared};
 pub(crate) use scan::{Found, Scanner, Step};
-pub(crate) use tail::{Tail, copy_aside, is_copy, is_unfinished_copy};
+pub(crate) use sum::{HeldSum, Sum, check_whole, put_derived};
+pub(crate) use survivors::Survivors;
+pub(crate) use tail::{Tail, copy_aside, data_end, is_copy, is_unfinished, set_log_aside};
 
 /// One segment of a partition.
 #[derive(Debug)]
@@ -150,13 +154,21 @@ pub(crate) fn prepared_path(dir: &Path, kind: Kind) -> PathBuf {
 
 /// Removes the files of a segment that came to nothing, durably. The log goes last: without it the others are nothing.
 pub(crate) fn remove(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<()> {
-    for kind in [Kind::TimeIndex, Kind::Index, Kind::Log] {
-        match disk.remove_file(&dir.join(Name { base, kind }.to_string())) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
+    remove_derived(disk, dir, base)?;
+    remove_if_there(disk, &dir.join(Name { base, kind: Kind::Log }.to_string()))?;
     disk.sync_dir(dir)
+}
+
+/// Removes all that is derived from a log. Not durable yet.
+pub(crate) fn remove_derived(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<()> {
+    Kind::DERIVED.into_iter().try_for_each(|kind| remove_if_there(disk, &dir.join(Name { base, kind }.to_string())))
+}
+
+fn remove_if_there(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    match disk.remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the directory holds a segment; not if there is no such directory.

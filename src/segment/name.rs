@@ -1,22 +1,32 @@
 //! Names of a segment's files: 20 digits and what they hold. Pure.
+//!
+//! The log is the segment; every other file says something of it that the log can say anew.
 
 use std::ffi::OsStr;
 use std::fmt;
 
-/// Which of a segment's three files.
+const UNFINISHED: &str = ".tmp";
+
+/// Which of a segment's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Log,
     Index,
     TimeIndex,
+    /// The checksum of the whole log, once that is sealed.
+    Sum,
 }
 
 impl Kind {
+    /// All that are made from the log.
+    pub(crate) const DERIVED: [Self; 3] = [Self::Sum, Self::TimeIndex, Self::Index];
+
     fn extension(self) -> &'static str {
         match self {
             Self::Log => "log",
             Self::Index => "index",
             Self::TimeIndex => "timeindex",
+            Self::Sum => "sum",
         }
     }
 }
@@ -29,13 +39,18 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// The name's parts; none for a name that is not exactly 20 digits within 64 bits and one of the three extensions.
+    /// The name's parts; none for a name that is not exactly 20 digits within 64 bits and one of the four extensions.
     pub(crate) fn parse(name: &OsStr) -> Option<Self> {
         let (digits, extension) = name.to_str()?.split_once('.')?;
-        let kind = [Kind::Log, Kind::Index, Kind::TimeIndex].into_iter().find(|kind| kind.extension() == extension)?;
+        let kind = [Kind::Log, Kind::Index, Kind::TimeIndex, Kind::Sum].into_iter().find(|kind| kind.extension() == extension)?;
         let twenty_digits = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
         let base = twenty_digits.then(|| digits.parse().ok()).flatten()?;
         Some(Self { base, kind })
+    }
+
+    /// What a file that is derived from the log is called until it is whole.
+    pub(crate) fn unfinished(self) -> String {
+        format!("{self}{UNFINISHED}")
     }
 }
 
@@ -43,6 +58,12 @@ impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:020}.{}", self.base, self.kind.extension())
     }
+}
+
+/// Whether a file is called as one that is derived from a log and not whole yet. Logs are never made that way.
+pub(super) fn is_unfinished(name: &OsStr) -> bool {
+    let whole = name.to_str().and_then(|name| name.strip_suffix(UNFINISHED)).map(OsStr::new);
+    whole.and_then(Name::parse).is_some_and(|name| name.kind != Kind::Log)
 }
 
 /// The name of a file of the next segment before its base is known.
@@ -62,9 +83,12 @@ mod tests {
     #[test]
     fn only_exact_names_are_segments() {
         for base in [0, 6, 1_000_000_000_000, u64::MAX] {
-            for kind in [Kind::Log, Kind::Index, Kind::TimeIndex] {
+            for kind in [Kind::Log, Kind::Index, Kind::TimeIndex, Kind::Sum] {
                 let name = Name { base, kind };
                 assert_eq!(Name::parse(OsStr::new(&name.to_string())), Some(name));
+                assert_eq!(Name::parse(OsStr::new(&name.unfinished())), None);
+                assert_eq!(is_unfinished(OsStr::new(&name.unfinished())), kind != Kind::Log);
+                assert!(!is_unfinished(OsStr::new(&name.to_string())));
             }
         }
         for wrong in [

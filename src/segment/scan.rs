@@ -115,6 +115,18 @@ impl<'a> Scanner<'a> {
         Ok(Header::check(bytes, left, expected))
     }
 
+    /// The bytes of the record just stepped past, all of them. It was checked, so the file has as many.
+    pub(crate) fn copy(&mut self, found: &Found) -> Result<Vec<u8>> {
+        let mut copied = Vec::with_capacity(to_usize(self.position - found.position));
+        let mut at = found.position;
+        while at < self.position {
+            let len = to_usize((self.position - at).min(to_u64(WINDOW)));
+            copied.extend_from_slice(self.bytes(at, len)?);
+            at += to_u64(len);
+        }
+        Ok(copied)
+    }
+
     /// Names the place and what is wrong with it.
     pub(crate) fn damaged(&self, flaw: Flaw) -> Error {
         Error::Damaged { path: self.path.to_owned(), position: self.position, offset: self.offset, flaw }

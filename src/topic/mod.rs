@@ -88,6 +88,17 @@ impl Topic {
         }
     }
 
+    /// The directories of the partitions that lie in `dir`, in the order of their numbers, if it is a topic's or could be.
+    pub(crate) fn partition_dirs(disk: &dyn Disk, dir: &Path) -> Result<Vec<PathBuf>> {
+        let (numbers, _) = partition_numbers(disk, dir).map_err(Error::io("list", dir))?;
+        Ok(numbers.into_iter().map(|number| dir.join(number.to_string())).collect())
+    }
+
+    /// Every how many records one is entered in the indexes of this topic, as its settings tell; none without sound settings.
+    pub(crate) fn stored_interval(disk: &dyn Disk, dir: &Path) -> Option<u32> {
+        settings::stored(disk, dir).map(|config| config.index_interval)
+    }
+
     /// Whether nothing in the directory is another's: what a topic that is half made or half deleted may consist of.
     pub(crate) fn is_all_ours(disk: &dyn Disk, dir: &Path) -> Result<bool> {
         let (numbers, others) = partition_numbers(disk, dir).map_err(Error::io("list", dir))?;

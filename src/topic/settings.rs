@@ -33,6 +33,11 @@ pub(super) fn write(disk: &dyn Disk, dir: &Path, config: &TopicConfig) -> Result
     write_all_at(&*file, &text, 0, false).and_then(|()| file.sync()).map_err(Error::io("write", &path))
 }
 
+/// The settings, if there are any and they are sound.
+pub(super) fn stored(disk: &dyn Disk, dir: &Path) -> Option<TopicConfig> {
+    try_read(disk, &dir.join(NAME)).ok().filter(|config| config.validate().is_ok())
+}
+
 /// Reads the settings. What cannot be read is replaced by `fallback` with as many partitions as were counted, and an index
 /// interval that suits the indexes that are there.
 pub(super) fn read(disk: &dyn Disk, dir: &Path, fallback: &TopicConfig, counted: u32) -> Result<TopicConfig> {

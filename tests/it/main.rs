@@ -46,3 +46,4 @@ mod space;
 mod time;
 mod topics;
 mod upkeep;
+mod verify;
