@@ -57,6 +57,14 @@ impl Listing {
         self.segments.keys().copied().collect()
     }
 
+    /// The index files, also those of logs that are not there, in the order of their segments.
+    pub(super) fn index_files(&self) -> impl Iterator<Item = Name> {
+        let beside = self.segments.iter().flat_map(|(&base, kinds)| kinds.iter().map(move |&kind| Name { base, kind }));
+        let mut names: Vec<Name> = beside.chain(self.orphans.iter().copied()).filter(|name| name.kind != Kind::Sum).collect();
+        names.sort_by_key(|name| (name.base, name.kind));
+        names.into_iter()
+    }
+
     /// What there is to say of the names alone.
     pub(super) fn findings(&self, dir: &Path) -> Vec<Finding> {
         let mut findings = Vec::new();

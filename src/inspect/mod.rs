@@ -51,6 +51,7 @@ pub use records::{Place, StoredRecord, StoredRecords};
 pub use repair::Repaired;
 pub use verify::{SegmentReport, VerifyReport};
 
+use listing::Listing;
 use survey::Survey;
 
 /// How long what a writer at work could explain is looked at again, unless the caller chooses.
@@ -134,6 +135,15 @@ impl Inspector {
     /// What the system says.
     pub fn read_index(&self, path: impl AsRef<Path>) -> Result<StoredEntries> {
         StoredEntries::open(&*self.disk, path.as_ref())
+    }
+
+    /// The index and time index files in a partition's directory, in the order of their segments.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn index_files(&self, dir: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
+        let dir = dir.as_ref();
+        Ok(Listing::of(&*self.disk, dir)?.index_files().map(|name| dir.join(name.to_string())).collect())
     }
 
     /// The partitions' directories in a data directory or a topic's, in order; a partition's directory is its only one. None where

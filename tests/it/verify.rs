@@ -65,8 +65,11 @@ fn theirs(report: &oracle::Report) -> Found {
         oracle::Severity::Warn => "warning",
         oracle::Severity::Error => "error",
     };
-    let mut found: Found =
-        report.findings.iter().map(|finding| (finding.code.to_owned(), finding.file.clone(), finding.at, severity(finding.severity))).collect();
+    let mut found: Found = report
+        .findings
+        .iter()
+        .map(|finding| (finding.code.to_owned(), finding.file.clone(), finding.at, severity(finding.severity)))
+        .collect();
     found.sort();
     found
 }

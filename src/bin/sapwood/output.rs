@@ -1,0 +1,44 @@
+//! Lines on stdout, for people or for programs.
+
+use std::io::{self, BufWriter, StdoutLock, Write};
+
+use serde_json::{Map, Value};
+
+/// Where the lines go.
+pub type Out = BufWriter<StdoutLock<'static>>;
+
+/// Stdout, in large pieces.
+pub fn stdout() -> Out {
+    BufWriter::with_capacity(64 << 10, io::stdout().lock())
+}
+
+/// One object on a line of its own.
+pub fn line(out: &mut Out, object: &Value) -> io::Result<()> {
+    writeln!(out, "{object}")
+}
+
+/// Puts bytes into an object: as text under `name` if they are UTF-8, else in hexadecimal under `name` with `_hex`.
+pub fn put_bytes(object: &mut Map<String, Value>, name: &str, bytes: &[u8]) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => object.insert(name.to_owned(), text.into()),
+        Err(_) => object.insert(format!("{name}_hex"), hex(bytes).into()),
+    };
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    bytes.iter().flat_map(|byte| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_text_or_hexadecimal_and_never_both() {
+        let mut object = Map::new();
+        put_bytes(&mut object, "key", "ä\0\n".as_bytes());
+        put_bytes(&mut object, "value", &[0x00, 0xff, 0x1a]);
+        assert_eq!(Value::Object(object).to_string(), r#"{"key":"ä\u0000\n","value_hex":"00ff1a"}"#);
+    }
+}
