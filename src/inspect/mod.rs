@@ -156,17 +156,17 @@ impl Inspector {
         if segment::has_any(disk, dir).map_err(Error::io("list", dir))? {
             return Ok(vec![dir.to_owned()]);
         }
+        if Topic::is_laid_out(disk, dir)? {
+            return Topic::partition_dirs(disk, dir);
+        }
         let mut entries = disk.list(dir).map_err(Error::io("list", dir))?;
         entries.sort();
-        let of_this = Topic::partition_dirs(disk, dir)?;
-        if !of_this.is_empty() {
-            return Ok(of_this);
-        }
         let mut partitions = Vec::new();
         for entry in &entries {
-            let is_topic = entry.kind == EntryKind::Directory && entry.name.to_str().is_some_and(|name| check_name(name).is_ok());
-            if is_topic {
-                partitions.extend(Topic::partition_dirs(disk, &dir.join(&entry.name))?);
+            let path = dir.join(&entry.name);
+            let has_name = entry.kind == EntryKind::Directory && entry.name.to_str().is_some_and(|name| check_name(name).is_ok());
+            if has_name && Topic::is_laid_out(disk, &path)? {
+                partitions.extend(Topic::partition_dirs(disk, &path)?);
             }
         }
         // A partition that was never written to holds nothing yet.

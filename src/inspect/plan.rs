@@ -46,7 +46,7 @@ pub(super) enum Step {
     /// A file gets a name that is no segment's.
     SetFileAside { name: String },
     /// A whole segment: its log is set aside, what was derived from it goes.
-    SetSegmentAside { base: u64 },
+    SetSegmentAside { base: u64, next_offset: u64 },
     /// An empty segment that was abandoned while it was made.
     RemoveSegment { base: u64 },
     /// What begins at the position is copied aside and cut.
@@ -59,15 +59,22 @@ pub(super) enum Step {
     WriteSum { base: u64 },
 }
 
+impl Step {
+    fn aside(segment: &Examined) -> Self {
+        Self::SetSegmentAside { base: segment.base, next_offset: segment.next_offset }
+    }
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let log = |base: u64| Name { base, kind: Kind::Log };
         match self {
             Self::RemoveCheckpoint => write!(f, "remove the checkpoint, which costs the next opening a scan"),
             Self::Remove { name, why } => write!(f, "remove {name}: {why}"),
-            Self::SetFileAside { name } => write!(f, "rename {name} to {name}.torn, a name that is never read"),
-            Self::SetSegmentAside { base } => {
-                write!(f, "rename {} to {base:020}.0.torn, a name that is never read, and remove its indexes and checksum", log(*base))
+            Self::SetFileAside { name } => write!(f, "rename {name} to {name}.torn, which is never read"),
+            Self::SetSegmentAside { base, next_offset } => {
+                let what = format!("with the records {base} up to, not including, {next_offset}");
+                write!(f, "rename {}, {what}, to {base:020}.0.torn, which is never read, and remove its indexes and checksum", log(*base))
             }
             Self::RemoveSegment { base } => write!(f, "remove {} and its indexes: it is empty, and the log went on without it", log(*base)),
             Self::Cut { base, position, .. } => {
@@ -76,7 +83,10 @@ impl fmt::Display for Step {
             Self::CutZeros { base, position } => write!(f, "cut the zeros in {} from byte {position} on", log(*base)),
             Self::Rebuild { base, kind, interval } => {
                 let name = Name { base: *base, kind: *kind };
-                write!(f, "make {name} anew from the log, with an entry for every {interval} records")
+                match interval {
+                    1 => write!(f, "make {name} anew from the log, with an entry for every record"),
+                    _ => write!(f, "make {name} anew from the log, with an entry for every {interval} records"),
+                }
             }
             Self::WriteSum { base } => write!(f, "write the checksum of {}", log(*base)),
         }
@@ -119,13 +129,13 @@ pub(super) fn decide(survey: &Survey, choices: RepairChoices, interval: Option<u
             };
             // The newest first: a chain that is cut short is a chain.
             let aside = segments.split_off(kept);
-            steps.extend(aside.iter().rev().map(|segment| Step::SetSegmentAside { base: segment.base }));
+            steps.extend(aside.iter().rev().map(|segment| Step::aside(segment)));
         }
         (SealedDamage::KeepBehind, _, Some(&last)) => {
             let (Break::Within(index) | Break::Before(index)) = last;
             let kept = segments.split_off(if matches!(last, Break::Within(_)) { index + 1 } else { index });
             // The oldest first, as retention does.
-            steps.extend(segments.iter().map(|segment| Step::SetSegmentAside { base: segment.base }));
+            steps.extend(segments.iter().map(|segment| Step::aside(segment)));
             segments = kept;
         }
         _ => {}

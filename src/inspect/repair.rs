@@ -95,7 +95,7 @@ impl Applying<'_> {
                 repaired.set_aside.push(set_file_aside(disk, dir, name)?);
                 Ok(())
             }
-            Step::SetSegmentAside { base } => {
+            Step::SetSegmentAside { base, .. } => {
                 // Before the log, durably: without it they would be another's.
                 segment::remove_derived(disk, dir, base)?;
                 disk.sync_dir(dir)?;

@@ -40,10 +40,13 @@ mod producers;
 mod property;
 mod reading;
 mod recovery;
+mod repair;
 mod review;
 mod rolls;
 mod space;
 mod time;
+#[cfg(feature = "cli")]
+mod tool;
 mod topics;
 mod upkeep;
 mod verify;

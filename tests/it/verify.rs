@@ -3,21 +3,16 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sapwood::inspect::{Code, Inspector, Severity, VerifyReport, verify};
-use sapwood::{Batch, TopicConfig};
-use serde_json::json;
+use sapwood::{Batch, Durability, TopicConfig};
 
-use crate::child::{self, Child, argument, backend_name, say};
 use crate::damage::{self, Target};
 use crate::format::{self, Layout, Slot, segment_path};
-use crate::oracle::{self, check};
-use crate::support::{
-    BACKENDS, TOPIC, copy_dir, create, data_with, each_backend, fixture, partition_dir, report_of, scratch, segments_of, snapshot,
-};
+use crate::oracle::{self, Found as Located, check};
+use crate::support::{Rng, Row, copy_dir, create, data_with, each_backend, fixture, partition_dir, scratch, seed, segments_of, snapshot};
 
 const DEMO: &str = "demo-36-segment-270";
 
@@ -123,6 +118,206 @@ fn what_others_wrote_is_clean() {
 }
 
 #[test]
-fn it_agrees_with_the_oracle_on_every_damage() {
-    each_damage(assert_agreement);
+fn it_agrees_with_the_oracle_on_every_damage_and_changes_nothing() {
+    each_damage(|dir, what| {
+        let before = snapshot(dir);
+        assert_agreement(dir, what);
+        let left = Inspector::new().patience(Duration::ZERO).read(dir, 0).unwrap().count();
+        assert!(left > 0, "{what}: nothing could be read");
+        assert!(snapshot(dir) == before, "{what}: looking changed something");
+    });
+}
+
+#[test]
+fn records_are_read_up_to_the_damage_and_the_error_names_it() {
+    each_damage(|dir, what| {
+        let judged = check(dir);
+        let mut records = Inspector::new().patience(Duration::ZERO).read(dir, 0).unwrap();
+        let mut rows = Vec::new();
+        let error = loop {
+            match records.next() {
+                Some(Ok(stored)) => rows.push(Row::from(stored.record)),
+                Some(Err(error)) => break Some(error),
+                None => break None,
+            }
+        };
+        assert_eq!(rows, crate::support::rows(judged.readable_records()), "{what}");
+        assert!(records.next().is_none(), "{what}: an error is the end");
+        let breaks = judged.segments.iter().any(|segment| segment.damaged || !segment.in_readable_prefix);
+        assert_eq!(error.as_ref().is_some_and(sapwood::Error::is_damage), breaks, "{what}: {error:?}");
+        let place = records.place().unwrap();
+        match error {
+            Some(sapwood::Error::Damaged { position, offset, .. }) => assert_eq!(offset, judged.next_offset, "{what}: {position}"),
+            Some(sapwood::Error::RecordsMissing { from, .. }) => assert_eq!(from, judged.next_offset, "{what}"),
+            Some(other) => panic!("{what}: {other}"),
+            None => assert_eq!((place.offset, place.position), (judged.next_offset, judged.next_position), "{what}"),
+        }
+    });
+}
+
+#[test]
+fn reading_begins_where_it_is_asked_to() {
+    let original = crate::support::rows(&check(&fixture(DEMO)).records);
+    for from in [0, 1, 5, 6, 17, 35, 36, 100] {
+        let records = Inspector::new().read(fixture(DEMO), from).unwrap();
+        let rows: Vec<Row> = records.map(|stored| stored.unwrap().record.into()).collect();
+        assert_eq!(rows, original[original.len().min(from as usize)..], "from {from}");
+    }
+    // Behind a damage, too, where the index leads there.
+    let (_data, dir) = data_with(DEMO);
+    damage::apply_to(&dir, "flip-value-byte", 1);
+    let records = Inspector::new().read(&dir, 10).unwrap();
+    let rows: Vec<Row> = records.map(|stored| stored.unwrap().record.into()).collect();
+    assert_eq!(rows, original[10..]);
+}
+
+#[test]
+fn b156_a_partition_that_is_open_and_damaged_is_told_of_and_left_as_it_is() {
+    each_backend(|backend| {
+        let (data, dir) = data_with(DEMO);
+        let broker = crate::support::open(data.path(), backend, &segments_of(270));
+        damage::apply_to(&dir, "truncate-mid-body", 2);
+        let before = snapshot(data.path());
+        let report = verify(&dir).unwrap();
+        assert!(report.findings.iter().any(|finding| finding.code == Code::BodyPastEnd && finding.severity == Severity::Error));
+        assert_eq!(report.next_offset, 17);
+        assert!(snapshot(data.path()) == before);
+        broker.close().unwrap();
+    });
+}
+
+/// Appends to one partition from several threads until told to stop.
+fn load(partition: &sapwood::Partition, stop: &AtomicBool, seed: u64) {
+    let mut rng = Rng::new(seed);
+    while !stop.load(Ordering::Relaxed) {
+        let mut batch = Batch::new();
+        for _ in 0..=rng.below(4) {
+            let len = match rng.below(16) {
+                0 => 3000 + rng.below(9000),
+                _ => rng.below(300),
+            };
+            batch.push(Some(&rng.bytes(5)), &rng.bytes(len as usize)).unwrap();
+        }
+        partition.append(batch).unwrap().wait().unwrap();
+    }
+}
+
+#[test]
+fn a_partition_that_is_written_to_is_clean_at_every_look() {
+    let seed = seed();
+    let levels = [Durability::Durable, Durability::Os, Durability::Interval { bytes: 1 << 16, time: Duration::from_millis(5) }];
+    each_backend(|backend| {
+        for (durability, segment_bytes) in levels.into_iter().zip([64 << 10, 1 << 30, 16 << 10]) {
+            let data = scratch();
+            let topic = TopicConfig { durability, ..segments_of(segment_bytes) };
+            let (broker, partition) = create(data.path(), backend, &topic);
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for producer in 0..3 {
+                    let (partition, stop) = (&partition, &stop);
+                    scope.spawn(move || load(partition, stop, seed ^ producer));
+                }
+                let mut looks = Vec::new();
+                for _ in 0..25 {
+                    let before = partition.next_offset();
+                    let report = verify(partition.path());
+                    // Also where a look fails, the producers are to end.
+                    looks.push((before, report));
+                }
+                stop.store(true, Ordering::Relaxed);
+                for (before, report) in looks {
+                    let report = report.unwrap();
+                    assert!(report.is_clean(), "{durability:?}: {:#?}", report.findings);
+                    assert!(report.next_offset >= before, "{durability:?}: {before} were acknowledged: {report:?}");
+                }
+            });
+            let appended = partition.next_offset();
+            broker.close().unwrap();
+            let report = look(&partition_dir(data.path()));
+            assert!(report.is_clean() && report.next_offset == appended, "{report:#?}");
+        }
+    });
+}
+
+/// A demo partition with that checkpoint.
+fn with_checkpoint(slot: &Slot) -> (tempfile::TempDir, std::path::PathBuf) {
+    let (data, dir) = data_with(DEMO);
+    fs::write(dir.join("checkpoint"), slot.file(None)).unwrap();
+    (data, dir)
+}
+
+/// What is true of the demo partition two records before its end.
+fn true_slot() -> Slot {
+    let records = check(&fixture(DEMO)).records;
+    let (next, last) = (&records[34], &records[33]);
+    let Located { base, position, offset, .. } = next.clone();
+    Slot { sequence: 4, base, position, next_offset: offset, last_timestamp: last.timestamp, entries: 4, clean: false }
+}
+
+#[test]
+fn what_the_checkpoint_says_is_checked() {
+    let slot = true_slot();
+    let (_data, dir) = with_checkpoint(&slot);
+    assert_agreement_but_for_the_checkpoint(&dir);
+    for (wrong, code) in [
+        (Slot { base: 31, ..slot }, Code::CheckpointUnfit),
+        (Slot { position: slot.position + 1, ..slot }, Code::CheckpointUnfit),
+        (Slot { next_offset: slot.next_offset + 1, ..slot }, Code::CheckpointUnfit),
+        (Slot { last_timestamp: slot.last_timestamp - 1, ..slot }, Code::CheckpointUnfit),
+        (Slot { entries: 7, ..slot }, Code::CheckpointUnfit),
+        (Slot { position: 1000, ..slot }, Code::DurableRecordsLost),
+    ] {
+        let (_data, dir) = with_checkpoint(&wrong);
+        let report = look(&dir);
+        let found: Vec<_> = report.findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
+        assert!(found.len() == 1 && found[0].code == code, "{wrong:?}: {found:#?}");
+    }
+    fs::write(dir.join("checkpoint"), [b's'; 100]).unwrap();
+    assert!(look(&dir).is_clean(), "a file of another's");
+    fs::write(dir.join("checkpoint"), b"sapwckpt and nothing that holds").unwrap();
+    assert_eq!(worst(&look(&dir)), [Code::CheckpointUnsound]);
+}
+
+fn worst(report: &VerifyReport) -> Vec<Code> {
+    report.findings.iter().filter(|finding| finding.severity > Severity::Info).map(|finding| finding.code).collect()
+}
+
+#[track_caller]
+fn assert_agreement_but_for_the_checkpoint(dir: &Path) {
+    let report = look(dir);
+    assert!(report.is_clean(), "{:#?}", report.findings);
+    assert_eq!(report.next_offset, 36);
+}
+
+#[test]
+fn the_checkpoint_tells_a_torn_tail_from_damage() {
+    for (record, is_damage) in [(3, true), (4, false)] {
+        let (_data, dir) = with_checkpoint(&true_slot());
+        let target = Target::newest(&dir);
+        target.damage("flip-value-byte", &target.records[record]);
+        let report = look(&dir);
+        let has = |code| report.findings.iter().any(|finding| finding.code == code);
+        assert_eq!((has(Code::DurableRecordsLost), has(Code::TornTail)), (is_damage, !is_damage), "{:#?}", report.findings);
+    }
+}
+
+#[test]
+fn memory_is_bounded_whatever_an_index_holds() {
+    // Findings are told up to a number; an index of nothing but lies has no end of them.
+    let (_data, dir) = data_with(DEMO);
+    let index = segment_path(&dir, 30, "index");
+    let lies: Vec<u8> = (0..100_000u64).flat_map(|number| format::entry(u64::MAX - number, number)).collect();
+    fs::write(&index, lies).unwrap();
+    let report = look(&dir);
+    assert_eq!(report.findings.iter().filter(|finding| finding.path == index).count(), 1001);
+    assert!(worst(&report).contains(&Code::MoreFindings));
+    // Entries in the wrong order are looked up, each, and right ones are not called wrong.
+    let data = scratch();
+    let dir = data.path().join("0");
+    format::write_partition(&dir, &format::demo(70_000), Layout::default());
+    let index = segment_path(&dir, 0, "index");
+    let mut entries: Vec<[u8; 16]> = fs::read(&index).unwrap().as_chunks().0.to_vec();
+    entries[1..].rotate_left(40_000);
+    fs::write(&index, entries.concat()).unwrap();
+    assert_eq!(worst(&look(&dir)), [Code::OffsetNotIncreasing, Code::PositionNotIncreasing]);
 }

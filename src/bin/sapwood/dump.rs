@@ -50,18 +50,25 @@ impl Dump<'_> {
     }
 
     fn records(&mut self, mut records: StoredRecords) -> Result<Answer, Stop> {
+        let mut next = self.args.from;
         loop {
+            // Before anything is read that is not asked for: it may be damaged.
             if self.is_full() {
                 return self.ended(&records, "as many as --max says", None);
+            }
+            if self.args.to.is_some_and(|to| next >= to) {
+                return self.ended(&records, "as far as --to says", None);
             }
             match records.next() {
                 None => return self.ended(&records, "the end of the log", None),
                 Some(Err(error)) if error.is_damage() => return self.ended(&records, "damage", Some(&error)),
                 Some(Err(error)) => return Err(error.into()),
-                Some(Ok(stored)) if self.args.to.is_some_and(|to| stored.record.offset >= to) => {
-                    return self.ended(&records, "as far as --to says", None);
+                // The log may begin behind what is asked for.
+                Some(Ok(stored)) if self.args.to.is_some_and(|to| stored.record.offset >= to) => next = stored.record.offset,
+                Some(Ok(stored)) => {
+                    self.record(&stored)?;
+                    next = stored.record.offset.saturating_add(1);
                 }
-                Some(Ok(stored)) => self.record(&stored)?,
             }
         }
     }

@@ -42,7 +42,7 @@ fn is_confirmed(out: &mut Out) -> Result<bool, Stop> {
     write!(out, "Do it? [y/N] ")?;
     out.flush()?;
     let mut answer = String::new();
-    stdin.lock().read_line(&mut answer)?;
+    stdin.lock().read_line(&mut answer).map_err(|error| Stop::Failed(format!("could not read the answer: {error}")))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 

@@ -1,0 +1,253 @@
+//! `sapwood`, the operators' tool: what it prints, and how it exits.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use sapwood::Backend;
+use serde_json::Value;
+
+use crate::damage;
+use crate::format::segment_path;
+use crate::oracle::check;
+use crate::support::{Row, bytes_in, copy_dir, create, data_with, fixture, open, partition_dir, rows, scratch, small, snapshot};
+
+const TOOL: &str = env!("CARGO_BIN_EXE_sapwood");
+const DEMO: &str = "demo-36-segment-270";
+
+fn tool(arguments: &[&str], path: &Path) -> Output {
+    Command::new(TOOL).args(arguments).arg(path).stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn assert_exits(output: &Output, code: i32) -> String {
+    let out = String::from_utf8(output.stdout.clone()).unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{out}\n{err}");
+    out
+}
+
+#[track_caller]
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn bytes_of(object: &Value, name: &str) -> Vec<u8> {
+    match (object.get(name), object.get(format!("{name}_hex"))) {
+        (Some(text), None) => text.as_str().unwrap().as_bytes().to_vec(),
+        (None, Some(hex)) => {
+            let digits: Vec<u8> = hex.as_str().unwrap().chars().map(|digit| digit.to_digit(16).unwrap() as u8).collect();
+            digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+        }
+        both => panic!("{both:?}"),
+    }
+}
+
+fn row_of(object: &Value) -> Row {
+    let number = |name: &str| object[name].as_u64().unwrap();
+    Row { offset: number("offset"), timestamp: number("timestamp"), key: bytes_of(object, "key"), value: bytes_of(object, "value") }
+}
+
+#[test]
+fn dump_gives_every_byte_of_every_record_back() {
+    for name in ["edge-segment-270", DEMO, "interval-7-segment-270-base-1e12-prealloc", "no-records"] {
+        let judged = check(&fixture(name));
+        let objects = lines(&assert_exits(&tool(&["dump", "--json"], &fixture(name)), 0));
+        let (end, records) = objects.split_last().unwrap();
+        assert_eq!(records.iter().map(row_of).collect::<Vec<_>>(), rows(&judged.records), "{name}");
+        for (object, record) in records.iter().zip(&judged.records) {
+            assert_eq!((object["base"].as_u64(), object["position"].as_u64()), (Some(record.base), Some(record.position)));
+        }
+        let said = (end["kind"].as_str(), end["next_offset"].as_u64(), end["position"].as_u64(), end["error"].is_null());
+        assert_eq!(said, (Some("end"), Some(judged.next_offset), Some(judged.next_position), true), "{name}");
+        let text = assert_exits(&tool(&["dump"], &fixture(name)), 0);
+        assert_eq!(text.lines().count(), judged.records.len(), "{name}: each record on a line of its own");
+    }
+}
+
+#[test]
+fn dump_begins_and_ends_where_it_is_told_to() {
+    for (arguments, expected) in [
+        (&["--from", "7"][..], 7..36),
+        (&["--to", "9"], 0..9),
+        (&["--max", "3"], 0..3),
+        (&["--from", "10", "--to", "20", "--max", "4"], 10..14),
+        (&["--from", "10", "--to", "12", "--max", "4"], 10..12),
+        (&["--from", "36"], 36..36),
+        (&["--max", "0"], 0..0),
+    ] {
+        let output = tool(&[&["dump", "--json"], arguments].concat(), &fixture(DEMO));
+        let objects = lines(&assert_exits(&output, 0));
+        let offsets: Vec<u64> = objects[..objects.len() - 1].iter().map(|object| object["offset"].as_u64().unwrap()).collect();
+        assert_eq!(offsets, expected.collect::<Vec<_>>(), "{arguments:?}");
+    }
+    let one = assert_exits(&tool(&["dump", "--from", "14"], &segment_path(&fixture(DEMO), 12, "log")), 0);
+    assert_eq!(one.lines().count(), 4);
+    assert!(one.starts_with("14 @00000000000000000012:90 t=1700000000014000000 key=\"user-0\" value=\"value-00014\"\n"), "{one}");
+}
+
+#[test]
+fn dump_says_where_and_why_it_stops_at_damage() {
+    let (_data, dir) = data_with(DEMO);
+    damage::apply_to(&dir, "flip-value-byte", 2);
+    let before = snapshot(&dir);
+    let output = tool(&["dump", "--json"], &dir);
+    let objects = lines(&assert_exits(&output, 1));
+    let end = objects.last().unwrap();
+    assert_eq!((objects.len(), end["position"].as_u64(), end["next_offset"].as_u64()), (16, Some(135), Some(15)));
+    assert!(end["error"].as_str().unwrap().contains("bad checksum"), "{end}");
+    let output = tool(&["dump"], &dir);
+    assert_exits(&output, 1);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("position 135") && said.contains("record 15"), "{said}");
+    // What ends before the damage does not meet it.
+    assert_exits(&tool(&["dump", "--to", "15"], &dir), 0);
+    assert!(snapshot(&dir) == before);
+    damage::apply(&dir, "missing-middle-segment");
+    let output = tool(&["dump"], &dir);
+    assert_exits(&output, 1);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("6 up to, not including, 12 are missing"));
+}
+
+#[test]
+fn dump_shows_index_entries_as_they_stand() {
+    let entries = |arguments: &[&str], path: &Path, code| {
+        let objects = lines(&assert_exits(&tool(&[&["dump", "--json"], arguments].concat(), path), code));
+        let entries = objects.into_iter().filter(|object| object["kind"] == "entry");
+        entries
+            .map(|entry| (entry["offset"].as_u64().unwrap(), entry.get("position").or(entry.get("timestamp")).unwrap().as_u64().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let judged = check(&fixture(DEMO)).records;
+    let positions: Vec<_> = judged.iter().map(|record| (record.offset, record.position)).collect();
+    let times: Vec<_> = judged.iter().map(|record| (record.offset, record.timestamp)).collect();
+    assert_eq!(entries(&["--what", "index"], &fixture(DEMO), 0), positions);
+    assert_eq!(entries(&["--what", "timeindex", "--from", "4", "--to", "8"], &fixture(DEMO), 0), times[4..8]);
+    assert_eq!(entries(&["--max", "2"], &segment_path(&fixture(DEMO), 6, "index"), 0), positions[6..8]);
+    let (_data, dir) = data_with(DEMO);
+    damage::apply(&dir, "index-partial-entry");
+    assert_eq!(entries(&[], &segment_path(&dir, 30, "index"), 1), positions[30..]);
+    damage::apply_to(&dir, "index-zero-fill", 4);
+    assert_eq!(entries(&[], &segment_path(&dir, 24, "index"), 0), positions[24..30]);
+}
+
+/// A data directory with a sound topic of two partitions and a damaged one.
+fn two_topics() -> tempfile::TempDir {
+    let data = scratch();
+    let (broker, _) = create(data.path(), Backend::Posix, &sapwood::TopicConfig { partitions: 2, ..small() });
+    broker.produce(crate::support::TOPIC, None, b"value").unwrap();
+    broker.close().unwrap();
+    copy_dir(&fixture(DEMO), &data.path().join("damaged/0"));
+    damage::apply_to(&data.path().join("damaged/0"), "flip-crc", 1);
+    data
+}
+
+#[test]
+fn verify_goes_over_all_partitions_and_its_exit_code_tells() {
+    let data = two_topics();
+    let out = assert_exits(&tool(&["verify", "--json"], data.path()), 1);
+    let objects = lines(&out);
+    let summaries: Vec<_> = objects.iter().filter(|object| object["kind"] == "summary").collect();
+    let clean: Vec<_> = summaries.iter().map(|summary| summary["clean"].as_bool().unwrap()).collect();
+    assert_eq!(clean, [false, true, true], "{out}");
+    assert!(objects.iter().any(|object| object["code"] == "CRC_MISMATCH" && object["position"] == 135 && object["severity"] == "error"));
+    let quiet = assert_exits(&tool(&["verify", "--quiet"], &data.path().join("damaged")), 1);
+    assert!(quiet.contains("error: CRC_MISMATCH at 135 of ") && !quiet.contains("SUM_MISSING"), "{quiet}");
+    assert_eq!(assert_exits(&tool(&["verify", "--quiet"], &partition_dir(data.path())), 0), "");
+    assert!(assert_exits(&tool(&["verify"], &data.path().join("t")), 0).contains(": clean: "));
+}
+
+#[test]
+fn what_cannot_be_done_exits_with_two() {
+    let data = scratch();
+    fs::create_dir_all(data.path().join("somebody/else")).unwrap();
+    fs::write(data.path().join("README"), b"hello").unwrap();
+    for command in ["verify", "dump", "repair"] {
+        assert_exits(&tool(&[command], &data.path().join("nothing")), 2);
+        assert_exits(&tool(&[command], data.path()), 2);
+        assert_exits(&tool(&[command, "--no-such-flag"], data.path()), 2);
+    }
+    assert_exits(&Command::new(TOOL).output().unwrap(), 2);
+    let data = two_topics();
+    assert_exits(&tool(&["dump"], data.path()), 2);
+    for command in ["verify", "dump", "repair"] {
+        let help = assert_exits(&Command::new(TOOL).args([command, "--help"]).output().unwrap(), 0);
+        assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    }
+}
+
+#[test]
+fn repair_shows_what_it_will_do_and_does_it_only_if_told_to() {
+    let data = two_topics();
+    let dir = data.path().join("damaged/0");
+    damage::apply(&dir, "truncate-mid-body");
+    let before = snapshot(data.path());
+    let shown = assert_exits(&tool(&["repair", "--dry-run"], data.path()), 1);
+    assert!(
+        shown.contains("1. copy what is in 00000000000000000030.log from byte 225 on") && shown.contains("left as it is: error"),
+        "{shown}"
+    );
+    // Nobody is there to be asked.
+    assert_exits(&tool(&["repair"], data.path()), 2);
+    assert!(snapshot(data.path()) == before);
+
+    let broker = open(&data.path().join("other"), Backend::Posix, &small());
+    broker.close().unwrap();
+    let done = assert_exits(&tool(&["repair", "--yes"], data.path()), 1);
+    assert!(done.contains("set aside: ") && done.contains("left as it is: error"), "the sealed damage is left: {done}");
+    let done = assert_exits(&tool(&["repair", "--yes", "--sealed", "keep-behind", "--write-sums"], data.path()), 0);
+    assert!(done.contains("the records 12 up to, not including, 35 can be read"), "{done}");
+    assert_exits(&tool(&["verify"], data.path()), 0);
+    let before = bytes_in(data.path());
+    assert_exits(&tool(&["repair", "--yes"], data.path()), 0);
+    assert!(bytes_in(data.path()) == before, "there was nothing to do");
+
+    let broker = open(data.path(), Backend::Posix, &small());
+    damage::apply(&dir, "garbage-tail");
+    let refused = tool(&["repair", "--yes"], &dir);
+    assert_exits(&refused, 2);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("in use by another broker"));
+    broker.close().unwrap();
+}
+
+#[test]
+fn whoever_stops_reading_is_no_failure() {
+    let data = scratch();
+    let dir = data.path().join("0");
+    crate::format::write_partition(&dir, &crate::format::demo(20_000), crate::format::Layout::default());
+    let mut child = Command::new(TOOL).arg("dump").arg(&dir).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut first).unwrap();
+    drop(out);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(0), ""));
+    assert!(first.starts_with("0 @"), "{first}");
+}
+
+#[test]
+fn b027_memory_is_bounded_whatever_the_sizes_say() {
+    let limited = |command: &str, path: &Path| {
+        let script = format!("ulimit -v 150000; exec \"$0\" {command} \"$1\"");
+        Command::new("sh").args(["-c", &script, TOOL]).arg(path).output().unwrap()
+    };
+    for (harm, segment) in [("size-huge", 5), ("keylen-max", 5), ("size-huge", 2), ("size-top-bit", 2)] {
+        let (_data, dir) = data_with(DEMO);
+        damage::apply_to(&dir, harm, segment);
+        assert_exits(&limited("verify --patience 0", &dir), 1);
+        assert_exits(&limited("dump", &dir), 1);
+        assert_exits(&limited("repair --yes --sealed keep-before", &dir), 0);
+    }
+    // A size that the file has room for, and that is more than the memory there is.
+    let (_data, dir) = data_with(DEMO);
+    let target = damage::Target::newest(&dir);
+    let mut log = target.bytes.clone();
+    let at = target.records[3].position as usize + 8;
+    log[at..at + 4].copy_from_slice(&(400u32 << 20).to_be_bytes());
+    fs::write(&target.log, log).unwrap();
+    fs::File::options().write(true).open(&target.log).unwrap().set_len(512 << 20).unwrap();
+    assert!(assert_exits(&limited("verify --patience 0", &dir), 1).contains("CRC_MISMATCH"));
+    assert_eq!(assert_exits(&limited("dump", &dir), 1).lines().count(), 33);
+}
