@@ -102,7 +102,8 @@ fn assert_engine_serves(sim: &SimDisk, kept: &[Row], keeps: std::ops::Range<u64>
 
 #[test]
 fn every_damage_is_repaired_as_the_plan_says() {
-    each_damage(|dir, what| CHOICES.into_iter().for_each(|sealed| assert_repairs(dir, sealed, what)));
+    let fixtures = [DEMO, "edge-segment-270", "interval-7-segment-270-base-1e12-prealloc"];
+    each_damage(&fixtures, |dir, what| CHOICES.into_iter().for_each(|sealed| assert_repairs(dir, sealed, what)));
 }
 
 #[test]

@@ -82,10 +82,10 @@ fn assert_agreement(dir: &Path, what: &str) {
     assert_eq!(report.is_clean(), judged.wrong().is_empty(), "{what}");
 }
 
-/// Does every damage to every segment of every fixture that can take it, and the middle record where it is about one.
-pub fn each_damage(mut test: impl FnMut(&Path, &str)) {
+/// Does every damage to the first, a middle and the last segment of each fixture, where it can take it, and the middle record where it is about one.
+pub fn each_damage(fixtures: &[&str], mut test: impl FnMut(&Path, &str)) {
     let mut done = 0;
-    for name in FIXTURES {
+    for name in fixtures {
         let segments = damage::bases(&fixture(name)).len();
         for (harm, _) in damage::ALL {
             for segment in BTreeSet::from([0, segments / 2, segments - 1]) {
@@ -100,7 +100,7 @@ pub fn each_damage(mut test: impl FnMut(&Path, &str)) {
             }
         }
     }
-    assert!(done > 500, "{done} damages could be done");
+    assert!(done > fixtures.len() * 40, "{done} damages could be done");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn what_others_wrote_is_clean() {
 
 #[test]
 fn it_agrees_with_the_oracle_on_every_damage_and_changes_nothing() {
-    each_damage(|dir, what| {
+    each_damage(&FIXTURES, |dir, what| {
         let before = snapshot(dir);
         assert_agreement(dir, what);
         let left = Inspector::new().patience(Duration::ZERO).read(dir, 0).unwrap().count();
@@ -130,7 +130,7 @@ fn it_agrees_with_the_oracle_on_every_damage_and_changes_nothing() {
 
 #[test]
 fn records_are_read_up_to_the_damage_and_the_error_names_it() {
-    each_damage(|dir, what| {
+    each_damage(&[DEMO, "edge-segment-270"], |dir, what| {
         let judged = check(dir);
         let mut records = Inspector::new().patience(Duration::ZERO).read(dir, 0).unwrap();
         let mut rows = Vec::new();
