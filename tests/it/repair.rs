@@ -33,25 +33,35 @@ fn inspector() -> Inspector {
     Inspector::new().patience(Duration::ZERO)
 }
 
-/// Logs by name, without the zeros behind them; and what was set aside.
-fn logs(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<Vec<u8>>) {
+/// Logs by name, and what was set aside, without the zeros behind them.
+type Logs = (BTreeMap<String, Vec<u8>>, Vec<Vec<u8>>);
+
+fn logs_of(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Logs {
     let (mut logs, mut aside) = (BTreeMap::new(), Vec::new());
-    for (path, bytes) in bytes_in(dir) {
-        let Some(mut bytes) = bytes else { continue };
+    for (name, mut bytes) in files {
         bytes.truncate(data_end(&bytes));
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("torn") => aside.push(bytes),
-            Some("log") => drop(logs.insert(path.file_name().unwrap().to_str().unwrap().to_owned(), bytes)),
+        match name.rsplit_once('.') {
+            Some((_, "torn")) => aside.push(bytes),
+            Some((base, "log")) if base.parse::<u64>().is_ok() => drop(logs.insert(name, bytes)),
             _ => {}
         }
     }
     (logs, aside)
 }
 
+fn logs(dir: &Path) -> Logs {
+    let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+    logs_of(bytes_in(dir).into_iter().filter_map(|(path, bytes)| Some((name(path), bytes?))))
+}
+
+fn logs_on(sim: &SimDisk) -> Logs {
+    let names = crate::sim::names(sim);
+    logs_of(names.into_iter().map(|name| (name.clone(), sim.read_file(&dir().join(name)))))
+}
+
 /// Every byte of a log that is in none any more lies aside.
 #[track_caller]
-fn assert_nothing_is_lost(before: &BTreeMap<String, Vec<u8>>, dir: &Path, what: &str) {
-    let (after, aside) = logs(dir);
+fn assert_nothing_is_lost((before, _): &Logs, (after, aside): &Logs, what: &str) {
     for (name, bytes) in before {
         let kept = after.get(name).map_or(&[][..], |kept| &kept[..]);
         let common = kept.iter().zip(bytes).take_while(|(kept, bytes)| kept == bytes).count();
@@ -80,7 +90,7 @@ fn assert_repairs(from: &Path, sealed: SealedDamage, what: &str) {
 
     // What is kept was there before; nothing is made up.
     let kept = exported(&sim, |dir| {
-        assert_nothing_is_lost(&logs(from).0, dir, &what);
+        assert_nothing_is_lost(&logs(from), &logs(dir), &what);
         rows(check(dir).readable_records())
     });
     let before = rows(&check(from).records);
@@ -349,6 +359,8 @@ fn a_repair_that_is_interrupted_anywhere_and_made_again_ends_the_same() {
         let points = straight.state_changes() - before;
         assert!(points > 0, "{harm}: nothing is changed");
         let (expected, aside) = files(&straight);
+        let logs_before = logs_on(&damaged);
+        assert_nothing_is_lost(&logs_before, &logs_on(&straight), harm);
         // What it did is durable once it is done.
         straight.power_loss_keeping_nothing();
         assert!(files(&straight) == (expected.clone(), aside.clone()), "{harm}: not durable");
@@ -362,6 +374,7 @@ fn a_repair_that_is_interrupted_anywhere_and_made_again_ends_the_same() {
                 let interrupted = on(&sim).apply(&plan);
                 assert!(sim.crashed() && interrupted.is_err(), "{what}: not reached");
                 crate::sim::crash(&sim, crash);
+                assert_nothing_is_lost(&logs_before, &logs_on(&sim), &what);
                 let again = on(&sim).plan_repair(dir(), choices).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert_eq!((again.keeps(), again.left()), (plan.keeps(), plan.left()), "{what}: {again}");
                 on(&sim).apply(&again).unwrap_or_else(|error| panic!("{what}: {error}"));
