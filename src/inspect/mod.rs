@@ -21,7 +21,7 @@
 //!     assert!(report.is_clean(), "{:?}", report.findings);
 //!     assert_eq!(report.records, 1);
 //! }
-//! # Ok::<(), sapwood::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod entries;
