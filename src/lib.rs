@@ -16,7 +16,6 @@ pub mod clock;
 mod clock;
 mod config;
 mod error;
-pub mod inspect;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -24,6 +23,7 @@ pub mod fuzzing;
 pub mod guard;
 #[cfg(not(feature = "sim"))]
 mod guard;
+pub mod inspect;
 #[cfg(feature = "sim")]
 pub mod io;
 #[cfg(not(feature = "sim"))]

@@ -41,7 +41,6 @@ use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
-use checkpoint::Checkpoints;
 use ends::Ends;
 use helm::Helm;
 use queue::{Bell, Message, Queue, Refused};
@@ -50,9 +49,7 @@ use reply::{Answerer, Pool, Reply};
 use ticket::Answer;
 use writer::{InRing, Writer};
 
-pub(crate) use checkpoint::{Checkpoint, Held as HeldCheckpoint, NAME as CHECKPOINT};
-#[cfg(feature = "sim")]
-pub(crate) use checkpoint::Checkpoints as PartitionCheckpoints;
+pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
 pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
 pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};
