@@ -18,7 +18,7 @@ use crate::guard::{self, Guard};
 use crate::io::transfer::{read_exact_at, write_blocks_at};
 use crate::io::{BLOCK, Buffer, Create, Disk, File, Open};
 use crate::record::{to_u64, to_usize};
-use crate::segment::{self, Kind, Segment};
+use crate::segment::{self, Kind, Segment, SumSoFar};
 
 /// Segments and chunks of room below this size are made when they are needed: there is no time to make them ahead, and
 /// little to gain.
@@ -43,6 +43,8 @@ pub(super) struct Active {
     pub(super) zeroed: u64,
     /// The file system cannot promise room.
     unpromised: bool,
+    /// Of all records that have a place in it.
+    pub(super) sum: SumSoFar,
 }
 
 /// Why there is no new segment.
@@ -104,7 +106,8 @@ impl Active {
     fn new(shared: &Shared, segment: Arc<Segment>, log: Arc<dyn File>, direct: bool, index: IndexFiles) -> Self {
         let end = segment.appended();
         let ahead = shared.config.preallocate_bytes;
-        Self { segment, log, direct, index: Arc::new(index), allocated: end, ahead, zeroed: end, unpromised: false }
+        let sum = SumSoFar::from(end);
+        Self { segment, log, direct, index: Arc::new(index), allocated: end, ahead, zeroed: end, unpromised: false, sum }
     }
 
     /// Goes on through the page cache, where the file system turns out to refuse direct writes.

@@ -144,6 +144,14 @@ impl Commit {
         self.end_offset = offset + 1;
     }
 
+    /// The record that was added last, which occupies so many bytes.
+    pub(super) fn newest(&self, bytes: usize) -> &[u8] {
+        match &self.memory {
+            Some(Memory::Buffer(buffer)) => &buffer[self.used - bytes..self.used],
+            _ => &[],
+        }
+    }
+
     /// Ends the commit: gives the memory, which of its bytes to write, and where in the log they go.
     ///
     /// With `blocks` these are whole blocks, the last one filled up with zeros and so many `zeros` behind it, and `last_block`

@@ -188,7 +188,7 @@ pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
 /// Takes in what there is. What is not this engine's is reported.
 fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Listed> {
     let mut logs = BTreeMap::new();
-    let mut indexes = Vec::new();
+    let (mut indexes, mut sums) = (Vec::new(), Vec::new());
     let (mut unfinished, mut checkpoint) = (Vec::new(), None);
     for entry in disk.list(dir).map_err(Error::io("list", dir))? {
         let path = dir.join(&entry.name);
@@ -196,6 +196,7 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
             Some(Name { base, kind: Kind::Log }) if entry.kind == EntryKind::File => {
                 logs.insert(base, path);
             }
+            Some(Name { base, kind: Kind::Sum }) if entry.kind == EntryKind::File => sums.push((base, path)),
             Some(Name { base, .. }) if entry.kind == EntryKind::File => indexes.push((base, path)),
             // A copy that an interrupted opening did not finish, or a next segment that never took its place: nothing in it was
             // acknowledged.
@@ -211,6 +212,15 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
         // An empty one is left of a segment whose log's name a power loss took back.
         let is_empty = disk.open(&path, Open::READ).and_then(|index| index.len()).is_ok_and(|len| len == 0);
         if is_empty { unfinished.push(path) } else { report.ignored.push(path) }
+    }
+    let last = logs.last_key_value().map(|(&base, _)| base);
+    for (base, path) in sums {
+        if Some(base) == last {
+            // It takes appends again: those behind it were taken away by somebody.
+            unfinished.push(path);
+        } else if !logs.contains_key(&base) {
+            report.ignored.push(path);
+        }
     }
     report.ignored.sort();
     Ok(Listed { bases: logs.into_keys().collect(), unfinished, checkpoint })

@@ -20,8 +20,8 @@ use super::workers::AtWork;
 use super::{Shared, panic_message};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::File;
-use crate::segment::{Kind, Segment};
+use crate::io::{File, Open};
+use crate::segment::{Kind, Segment, SumSoFar};
 
 /// Jobs begun and not taken back at most.
 const MOST: usize = 16;
@@ -40,6 +40,8 @@ pub(super) enum Job {
     Prepare { room: u64, zeros: u64 },
     /// A segment that takes no more records is ended: what a crash must find is synced.
     Seal { log: Arc<dyn File>, index: Arc<IndexFiles>, segment: Arc<Segment> },
+    /// The checksum of a log that was sealed is put beside it.
+    Sum { segment: Arc<Segment>, sum: SumSoFar, next_offset: u64 },
     /// It is noted how far the log is durable; the index entries up to there are made durable first.
     Checkpoint { index: Arc<IndexFiles>, checkpoint: Checkpoint },
 }
@@ -53,6 +55,7 @@ pub(super) enum Done {
     Extend(Result<Extended, Unextended>),
     Prepare(Result<Prepared>),
     Seal(Result<()>),
+    Sum,
     Checkpoint,
     /// By a bug.
     Panicked(String),
@@ -99,6 +102,7 @@ impl fmt::Debug for Job {
             Self::Extend { .. } => "Extend",
             Self::Prepare { .. } => "Prepare",
             Self::Seal { .. } => "Seal",
+            Self::Sum { .. } => "Sum",
             Self::Checkpoint { .. } => "Checkpoint",
         })
     }
@@ -130,6 +134,12 @@ impl Job {
                 index.seal();
                 Done::Seal(synced)
             }
+            Self::Sum { segment, sum, next_offset } => {
+                write_sum(shared, &segment, sum, next_offset).unwrap_or_else(|error| {
+                    tracing::warn!(%error, path = %segment.path(Kind::Sum).display(), "a sealed segment stays without a checksum of its own");
+                });
+                Done::Sum
+            }
             Self::Checkpoint { index, checkpoint } => {
                 index.write(&*shared.disk, checkpoint.next_offset);
                 let entries = index.sync(&*shared.disk, checkpoint.next_offset);
@@ -138,6 +148,11 @@ impl Job {
             }
         }
     }
+}
+
+fn write_sum(shared: &Shared, segment: &Segment, sum: SumSoFar, next_offset: u64) -> io::Result<()> {
+    let log = shared.disk.open(&segment.path(Kind::Log), Open::READ)?;
+    sum.finish(&*log, segment.base(), segment.appended(), next_offset)?.write(&*shared.disk, &shared.dir)
 }
 
 /// The writer's end: what was asked for.
@@ -263,7 +278,8 @@ impl Worker {
     }
 
     fn work_at(&mut self, job: Job) {
-        if self.failed && matches!(job, Job::Checkpoint { .. }) && guard::stands(Guard::NoCheckpointAfterFailure) {
+        let vouches = matches!(job, Job::Checkpoint { .. } | Job::Sum { .. });
+        if self.failed && vouches && guard::stands(Guard::NoCheckpointAfterFailure) {
             // It would vouch for what was to be durable before it. The writer hears of the failure first, and ends.
             return;
         }

@@ -522,6 +522,10 @@ impl Writer {
             if indexed {
                 open.lists.entries.push(IndexEntry { offset, position, timestamp });
             }
+            if let Some(open) = &self.open {
+                // While the record is in the CPU's caches.
+                self.active.sum.update(open.newest(bytes));
+            }
             self.end += to_u64(bytes);
             self.next_offset = offset.checked_add(1).expect("fewer than 2^64 records");
             self.last_timestamp = timestamp;
@@ -568,6 +572,7 @@ impl Writer {
             at += bytes;
             self.next_offset = self.next_offset.checked_add(1).expect("fewer than 2^64 records");
         }
+        self.active.sum.update(batch.as_stored());
         self.end = start + to_u64(at);
         self.last_timestamp = timestamp;
         lists.waiters.push(Waiter { answer, offsets: first..self.next_offset });
@@ -828,6 +833,7 @@ impl Writer {
                     self.may_prepare = false;
                 }
                 Done::Seal(result) => self.finish_seal(result)?,
+                Done::Sum => {}
                 Done::Checkpoint => self.under_way.checkpoint = false,
                 Done::Panicked(message) => return Err(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message }),
             }
@@ -1033,11 +1039,13 @@ impl Writer {
                 self.shared.disk.sync_dir(&self.shared.dir).map_err(Error::io("sync the directory", &self.shared.dir))?;
             }
         }
+        // Nobody waits for the rest of the sealing.
+        let (segment, next_offset) = (Arc::clone(&before.segment), end.offset);
         if ahead {
-            // Nobody waits for the rest of the sealing.
             self.upkeep.begin(Job::Seal { log: before.log, index: before.index, segment: before.segment })?;
             self.under_way.seals.push_back(end);
         }
+        self.upkeep.begin(Job::Sum { segment, sum: before.sum, next_offset })?;
         self.last_block.clear();
         self.owes_last_block = false;
         self.end = 0;

@@ -107,6 +107,11 @@ impl Batch {
         self.bytes.capacity()
     }
 
+    /// All records, as they are stored once each was completed.
+    pub(crate) fn as_stored(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Bytes of the record at byte `at` of the batch; none at its end.
     pub(crate) fn record_bytes(&self, at: usize) -> Option<usize> {
         let header = self.bytes.get(at..)?.first_chunk()?;

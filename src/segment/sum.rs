@@ -42,6 +42,33 @@ pub(crate) enum HeldSum {
     Sound(Sum),
 }
 
+/// The sum of a log that grows: of what was appended since it was opened, taken from the memory that it was appended from.
+#[derive(Debug, Clone)]
+pub(crate) struct SumSoFar {
+    /// What lies before was there, and is read when the sum is asked for.
+    from: u64,
+    hasher: Hasher,
+}
+
+impl SumSoFar {
+    /// Nothing was appended to the log's first `from` bytes yet.
+    pub(crate) fn from(from: u64) -> Self {
+        Self { from, hasher: Hasher::new() }
+    }
+
+    /// Takes in what is appended.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    /// The sum of a log that ends now, at byte `bytes`.
+    pub(crate) fn finish(self, log: &dyn File, base: u64, bytes: u64, next_offset: u64) -> io::Result<Sum> {
+        let mut before = Hasher::new_with_initial_len(Sum::compute(log, base, self.from, base)?.crc, self.from);
+        before.combine(&self.hasher);
+        Ok(Sum { base, bytes, next_offset, crc: before.finalize() })
+    }
+}
+
 impl Sum {
     /// Reads the first `bytes` bytes of a log, in constant memory.
     pub(crate) fn compute(log: &dyn File, base: u64, bytes: u64, next_offset: u64) -> io::Result<Self> {
