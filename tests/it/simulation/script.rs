@@ -167,7 +167,7 @@ pub fn prepared_segments(durability: Durability) -> Script {
 }
 
 /// A sync fails, the process crashes, and what only the page cache has must not be taken for the log.
-pub fn failed_sync() -> Script {
+pub fn failed_sync(_variant: u64) -> Script {
     let config =
         TopicConfig { durability: Durability::Os, preallocate_bytes: 4096, commit_bytes: 4096, tail_bytes: 0, ..TopicConfig::default() };
     let actions = vec![
@@ -205,7 +205,7 @@ pub fn many_entries(durability: Durability) -> Script {
 pub fn failed_seal(nth: u64) -> Script {
     let Script { machine, mut actions } = prepared_segments(Durability::Durable);
     actions.insert(2, Action::Fault(Fault::next(OpKind::Sync, Effect::Error(EIO)).path(".log").nth(nth)));
-    actions.push(Action::Crash(Crash::StrictPower));
+    actions.extend([Action::ClearFaults, Action::Crash(Crash::StrictPower)]);
     Script { machine, actions }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use sapwood::inspect::{Inspector, Severity};
 use sapwood::io::sim::{OpKind, SimDisk};
 use sapwood::{Backend, Broker, Error, Partition, ReadUpTo, Stepper, Ticket, TopicConfig};
 
@@ -623,6 +624,11 @@ impl World {
         }
         let report = self.judge(topic, number)?;
         ensure!(report.next_offset == next && report.readable == next, "{topic}/{number}: the files hold {} records", report.readable);
+        // So says the engine's own look from outside, which also knows the checkpoint and the sums of sealed segments.
+        let verified = Inspector::on(Arc::new(self.sim.clone())).patience(Duration::ZERO).verify(partition_dir(topic, number));
+        let verified = verified.map_err(|error| format!("{topic}/{number}: verifying: {error}"))?;
+        let clean = verified.worst().is_none_or(|worst| worst <= Severity::Info);
+        ensure!(self.full || clean, "{topic}/{number}: {:?}", verified.findings);
         // Look-ups agree with the scan.
         for _ in 0..next.min(3) {
             let offset = self.rng.below(next);
