@@ -320,7 +320,7 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(Pat
             // Names with a dot in front are the engine's, but what another put there is still another's.
             EntryKind::Directory if left_over && Topic::is_all_ours(disk, &path)? => {
                 tracing::warn!(path = %path.display(), "removing a topic that was half made or half deleted");
-                remove_tree(disk, &path, REMOVE_DEPTH)?;
+                remove_hidden(disk, &path)?;
                 report.removed.push(path);
             }
             EntryKind::Directory if check_name(name).is_ok() && Topic::is_laid_out(disk, &path)? => topics.push((path, name.to_owned())),
@@ -353,7 +353,17 @@ fn make_way(disk: &dyn Disk, hidden: &Path) -> Result<()> {
         Ok(_) => Topic::is_all_ours(disk, hidden)?,
         Err(_) => false,
     };
-    if is_ours { remove_tree(disk, hidden, REMOVE_DEPTH) } else { Ok(()) }
+    if is_ours { remove_hidden(disk, hidden) } else { Ok(()) }
+}
+
+/// Removes a topic that has a hidden name. Whoever gave it that name may have crashed before it was durable: a power loss in the
+/// middle of the removal must not bring back the topic's own name, and half of what was under it.
+fn remove_hidden(disk: &dyn Disk, hidden: &Path) -> Result<()> {
+    let dir = parent_of(hidden);
+    if guard::stands(Guard::DeletionsSynced) {
+        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
+    }
+    remove_tree(disk, hidden, REMOVE_DEPTH)
 }
 
 /// Removes a directory of the engine's own, and what is in it. Links are removed, never followed.

@@ -225,3 +225,8 @@ fn every_crash_in_small_segments() {
 fn every_crash_in_prepared_segments() {
     enumerate("every_crash_in_prepared_segments", script::prepared_segments);
 }
+
+#[test]
+fn every_crash_while_a_topic_is_deleted() {
+    enumerate("every_crash_while_a_topic_is_deleted", script::deleted_topic);
+}

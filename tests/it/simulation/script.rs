@@ -166,6 +166,28 @@ pub fn prepared_segments(durability: Durability) -> Script {
     Script { machine: Machine { slow_rings: true, ..Machine::default() }, actions }
 }
 
+/// A topic with records is deleted.
+pub fn deleted_topic(durability: Durability) -> Script {
+    let config = TopicConfig {
+        durability,
+        segment_bytes: 300,
+        preallocate_bytes: 4096,
+        commit_bytes: 4096,
+        tail_bytes: 0,
+        ..TopicConfig::default()
+    };
+    let actions = vec![Action::Create { topic: T, config }, append(&[(3, 100); 5]), Action::Settle, Action::Delete { topic: T }];
+    Script { machine: Machine::default(), actions }
+}
+
+/// One roll to a segment that was made ahead.
+pub fn one_roll(durability: Durability) -> Script {
+    let Script { machine, mut actions } = prepared_segments(durability);
+    actions.truncate(9);
+    actions.push(alone(10));
+    Script { machine, actions }
+}
+
 /// A sync fails, the process crashes, and what only the page cache has must not be taken for the log.
 pub fn failed_sync(_variant: u64) -> Script {
     let config =
