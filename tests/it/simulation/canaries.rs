@@ -168,9 +168,10 @@ fn damage_is_refused() -> Verdict {
     drop(partition);
     broker.close().map_err(|error| error.to_string())?;
     let log = dir().join("00000000000000000000.log");
-    sim.overwrite(&log, 60, &[1]);
-    // The length tells that it was not closed as it is.
     let mut bytes = sim.read_file(&log);
+    // In the last record; and the length tells that the log is not what it was when it was closed.
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
     bytes.push(0);
     sim.write_file(&log, &bytes);
     match try_open(&SimDisk::fork(&sim, 2), &tiny(4000)) {

@@ -183,7 +183,7 @@ pub fn deleted_topic(durability: Durability) -> Script {
 /// One roll to a segment that was made ahead.
 pub fn one_roll(durability: Durability) -> Script {
     let Script { machine, mut actions } = prepared_segments(durability);
-    actions.truncate(9);
+    actions.truncate(13);
     actions.push(alone(10));
     Script { machine, actions }
 }
