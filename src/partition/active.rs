@@ -234,7 +234,7 @@ impl Active {
         }
         shared.metrics.sync();
         self.segment.set_durable(self.segment.appended());
-        self.index.seal();
+        self.index.seal(&*shared.disk);
         Ok(())
     }
 

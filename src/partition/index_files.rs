@@ -4,6 +4,7 @@
 //! memory, where look-ups find them, until they are written in large pieces by the upkeep thread. The writer itself writes the
 //! first entry of a segment, and what is left when nobody else is at them.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,8 +30,8 @@ struct State {
     files: Option<[Arc<dyn File>; 2]>,
     /// Bytes in either file.
     end: u64,
-    /// Whether the files could not be sealed: what they hold durably is not known.
-    unsealed: bool,
+    /// Whether a sync of them failed, or they could not be sealed: what they hold durably is not known, and never will be.
+    distrusted: bool,
     /// What is being written, kept for its memory.
     entries: Vec<IndexEntry>,
     bytes: Vec<u8>,
@@ -48,7 +49,7 @@ impl IndexFiles {
     }
 
     fn with(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>, end: u64) -> Self {
-        let state = State { files, end, unsealed: false, entries: Vec::new(), bytes: Vec::new() };
+        let state = State { files, end, distrusted: false, entries: Vec::new(), bytes: Vec::new() };
         Self { segment, state: Mutex::new(state), failed: AtomicBool::new(false) }
     }
 
@@ -112,7 +113,8 @@ impl IndexFiles {
             }
             // Without the lock: the writer looks at the state, and a sync takes its time.
             if guard::stands(Guard::CheckpointsSyncIndexes) {
-                files.iter().try_for_each(|file| file.sync()).map_err(failed("sync"))?;
+                let synced = files.iter().try_for_each(|file| file.sync());
+                synced.inspect_err(|_| self.state().distrusted = true).map_err(failed("sync"))?;
             }
             count_below(&*files[0], count, up_to).map_err(failed("read"))
         };
@@ -122,25 +124,37 @@ impl IndexFiles {
         })
     }
 
-    /// Ends the files with the last entry that both hold, durably: opening looks only at the ends of sealed ones.
-    pub(super) fn seal(&self) {
+    /// Ends the files with the last entry that both hold, durably: opening looks only at the ends of sealed ones. Where that fails, or a
+    /// sync failed before, they are removed, for a later sync that succeeds would not make up for it: look-ups scan the log until the next
+    /// opening makes them anew.
+    pub(super) fn seal(&self, disk: &dyn Disk) {
         let mut state = self.state();
         let end = state.end;
-        let mut unsealed = false;
         for file in state.files.iter().flatten() {
             let synced = || if guard::stands(Guard::SealsSyncIndexes) { file.sync() } else { Ok(()) };
             if let Err(error) = file.set_len(end).and_then(|()| synced()) {
-                tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; the next opening looks at it");
-                unsealed = true;
+                tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; it is made anew by the next opening");
+                state.distrusted = true;
+                break;
             }
         }
-        state.unsealed |= unsealed;
+        if state.distrusted {
+            for kind in [Kind::TimeIndex, Kind::Index] {
+                let path = self.segment.path(kind);
+                match disk.remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        tracing::warn!(%error, path = %path.display(), "an index that does not hold could not be removed");
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 
     /// How many entries both files hold durably after [`Self::seal`]; 0 if that is not known, or not all could be written.
     pub(super) fn sealed_entries(&self) -> u64 {
         let state = self.state();
-        if state.unsealed || !self.segment.pending().is_empty() { 0 } else { state.end / ENTRY_BYTES }
+        if state.distrusted || !self.segment.pending().is_empty() { 0 } else { state.end / ENTRY_BYTES }
     }
 }
 

@@ -131,7 +131,7 @@ impl Job {
             Self::Seal { log, index, segment } => {
                 index.write(&*shared.disk, u64::MAX);
                 let synced = log.sync().map_err(Error::io("sync", &segment.path(Kind::Log)));
-                index.seal();
+                index.seal(&*shared.disk);
                 Done::Seal(synced)
             }
             Self::Sum { segment, sum, next_offset } => {
