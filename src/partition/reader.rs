@@ -98,6 +98,9 @@ struct Opened {
     segment: Arc<Segment>,
     log: Arc<dyn File>,
     slot: Slot,
+    /// Where the segment behind it began when this one was opened. What stands from that offset on is not the log's: a sealed segment's end
+    /// may be believed by its length alone. What a writer seals later ends where its records do.
+    next_base: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -188,7 +191,8 @@ impl Reader {
         }
         let log = segment.open_log(&*shared.disk)?;
         let slot = self.transfers.attach(Arc::clone(&log)).map_err(Error::io("attach to the ring", &segment.path(Kind::Log)))?;
-        self.segment = Some(Opened { segment, log, slot });
+        let next_base = shared.segment_after(segment.base()).map(|next| next.base());
+        self.segment = Some(Opened { segment, log, slot, next_base });
         Ok(())
     }
 
@@ -198,9 +202,9 @@ impl Reader {
             let segment = shared.segment_of(self.cursor.base).expect("segments are not removed while a partition is open");
             self.open(shared, segment)?;
         }
-        let Some(Opened { segment, .. }) = &self.segment else { unreachable!("opened above") };
+        let Some(Opened { segment, next_base, .. }) = &self.segment else { unreachable!("opened above") };
         let end = self.up_to.end_of(segment);
-        if self.cursor.position >= end {
+        if self.cursor.position >= end || *next_base == Some(self.cursor.offset) {
             return self.next_segment(shared, batch);
         }
         let want = to_u64(batch.max_bytes - batch.filled.min(batch.max_bytes)).min(end - self.cursor.position);
@@ -227,8 +231,6 @@ impl Reader {
                     Checked::Flawed(flaw) => self.damage(shared, flaw),
                 }
             }
-            // Whatever stands behind the last record of a sealed segment is not the log's.
-            Checked::Flawed(_) if self.is_at_next_segment(shared) => self.next_segment(shared, batch),
             // What was read before goes out first; the next read begins with the flaw.
             Checked::Flawed(_) if batch.filled > 0 => Ok(false),
             Checked::Flawed(flaw) => self.damage(shared, flaw),
@@ -256,11 +258,6 @@ impl Reader {
             return Ok(false);
         }
         Err(Error::RecordsMissing { path: shared.dir.to_path_buf(), from: self.cursor.offset, to: next.base() })
-    }
-
-    /// Whether the next segment begins with the record that is to be read.
-    fn is_at_next_segment(&self, shared: &Shared) -> bool {
-        shared.segment_after(self.cursor.base).is_some_and(|next| next.base() == self.cursor.offset)
     }
 
     /// Reads `want` bytes at the cursor to byte `at` of the buffer, in a larger buffer if it must be.
@@ -316,9 +313,10 @@ impl Reader {
     fn check(&self, batch: &Batch, want: u64, end: u64) -> Checked {
         let buffer = self.large.as_ref().or(self.buffer.as_ref()).expect("a reader has its buffer between reads");
         let bytes = &buffer[batch.filled..batch.filled + to_usize(want)];
+        let next_base = self.segment.as_ref().and_then(|opened| opened.next_base);
         let (mut at, mut next) = (0, batch.next);
         let flaw = loop {
-            if at == bytes.len() {
+            if at == bytes.len() || next_base == Some(next) {
                 return Checked::Records { bytes: at, next };
             }
             match Record::decode(&bytes[at..], next) {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::io::ReadWriteFlags;
 use sapwood::{Backend, Broker, Durability, Error, OwnedRecord, Partition, ReadUpTo, Ticket, TopicConfig};
 
+use crate::damage::{Target, bases};
 use crate::format::{BASE_TIME, encode, segment_path};
 use crate::fuse_disk::{Effect, Fault, FuseDisk, Op};
 use crate::oracle::{assert_closed, check, scan};
@@ -508,6 +509,52 @@ fn a_torn_tail_with_a_whole_record_is_not_cut_before_there_is_room_for_a_copy() 
         let copy = fs::read(report.torn_tail.unwrap().copy.unwrap()).unwrap();
         assert!(copy == tail, "what was cut is not what was copied");
         assert_opens(disk, backend, 5, 8);
+    });
+}
+
+#[test]
+fn b023_damage_in_a_sealed_segment_takes_nothing_along_on_a_full_disk() {
+    each_level(|disk, backend, topic| {
+        let topic = TopicConfig { segment_bytes: 1000, ..topic.clone() };
+        let (broker, partition) = with_records(disk, backend, &topic, 20);
+        drop(partition);
+        broker.close().unwrap();
+        let dir = partition_dir(&disk.data());
+        let damaged = Target::number(&dir, 2);
+        damaged.damage("flip-crc", &damaged.records[0]);
+        // Indexes are missing in front of it and behind, and no checkpoint lets opening pass them by.
+        for segment in [0, 2, 3] {
+            fs::remove_file(segment_path(&dir, bases(&dir)[segment], "index")).unwrap();
+        }
+        fs::remove_file(dir.join("checkpoint")).unwrap();
+        let logs = || bases(&dir).into_iter().map(|base| (base, fs::read(segment_path(&dir, base, "log")).unwrap())).collect::<Vec<_>>();
+        let before = logs();
+        assert!(before.len() >= 6);
+        for on in [Op::Write, Op::Allocate, Op::Create] {
+            disk.fail(Fault::always(on, "", ENOSPC));
+        }
+        let assert_readable = |broker: &Broker| {
+            let partition = partition_of(broker);
+            let lost = (0..20).filter(|&offset| match partition.read_one(offset) {
+                Ok(found) => {
+                    assert!((found.key.to_vec(), found.value.to_vec()) == record(offset));
+                    false
+                }
+                Err(error) => {
+                    assert!(error.is_damage(), "{error}");
+                    true
+                }
+            });
+            assert_eq!(lost.collect::<Vec<_>>(), [damaged.base]);
+        };
+        assert_readable(&open(&disk.data(), backend, &topic));
+        assert!(logs() == before, "without room");
+        disk.clear_faults();
+        let broker = open(&disk.data(), backend, &topic);
+        assert_readable(&broker);
+        assert_eq!(try_append(&partition_of(&broker), 20).unwrap(), 20);
+        broker.close().unwrap();
+        assert!(logs()[..before.len() - 1] == before[..before.len() - 1], "and with");
     });
 }
 

@@ -21,6 +21,7 @@ mod support;
 mod ahead;
 mod alone;
 mod api;
+mod cases;
 mod checkpoint;
 mod crash;
 mod durability;

@@ -546,3 +546,37 @@ fn transfers_under_way_together_do_not_mix() {
     assert!(left.is_empty(), "{left:?}");
     assert!(rig.bytes() == whole);
 }
+
+/// Case B068 of the failures met by others: what is left of a batch that failed is not counted for the next one.
+#[test]
+fn b068_what_is_in_flight_when_one_fails_is_not_taken_for_what_comes_next() {
+    let bytes = pattern(12 * 300);
+    for failing in 0..4 {
+        let script: Vec<_> = (0..4).map(|number| if number == failing { Step::Fails(EIO) } else { Step::Short(100) }).collect();
+        let rig = Rig::new(Way::Ring, &bytes, &script, &[]);
+        let mut transfers = rig.transfers();
+        let mut memory = Vec::new();
+        let start = |transfers: &mut Transfers, number: u64, memory: &mut Vec<_>| {
+            let buffer = holding(&[0xEE; 300]);
+            memory.push(buffer.as_ptr());
+            transfers.start(Token(number), Action::Read, rig.place(number * 300), buffer, 0..300);
+        };
+        (0..4).for_each(|number| start(&mut transfers, number, &mut memory));
+        let mut left: Vec<u64> = (0..12).collect();
+        while let Some(done) = transfers.next().unwrap() {
+            let number = done.token.0;
+            left.retain(|left| *left != number);
+            if number == failing {
+                assert_eq!(done.result.unwrap_err().raw_os_error(), Some(EIO));
+                // The caller learns of it while others are in flight, and starts its next batch at once.
+                assert_eq!(left.len() > 8, failing > 0, "{left:?}");
+                (4..12).for_each(|number| start(&mut transfers, number, &mut memory));
+                continue;
+            }
+            let index = usize::try_from(number).unwrap();
+            assert_eq!((done.result.unwrap(), done.buffer.as_ptr()), (300, memory[index]));
+            assert!(done.buffer[..300] == bytes[index * 300..(index + 1) * 300], "{number} got another's bytes");
+        }
+        assert!(left.is_empty(), "{left:?} never ended");
+    }
+}
