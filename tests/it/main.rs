@@ -22,6 +22,7 @@ mod ahead;
 mod alone;
 mod api;
 mod cases;
+mod chain;
 mod checkpoint;
 mod crash;
 mod durability;
