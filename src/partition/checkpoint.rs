@@ -190,6 +190,11 @@ impl Checkpoints {
         self.usable
     }
 
+    /// Whether there is a file, whatever it says.
+    pub(super) fn are_there(&self) -> bool {
+        self.named
+    }
+
     /// What the file says.
     pub(crate) fn newest(&self) -> Option<Checkpoint> {
         self.newest

@@ -180,7 +180,7 @@ impl Judged {
         let entries = self.trusted + to_u64(kept);
         let is_noted = checkpoints.newest().is_some_and(|newest| newest.says_the_same(&noted(entries)));
         // Of a partition that never had a record there is nothing to tell; opening it again then changes nothing.
-        let is_new = checkpoints.newest().is_none() && end.next_offset == 0;
+        let is_new = !checkpoints.are_there() && end.next_offset == 0;
         if !checkpoints.is_usable() || is_new || (is_noted && !rewritten) {
             return kept;
         }
