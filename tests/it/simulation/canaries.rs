@@ -60,10 +60,10 @@ const CANARIES: &[(Guard, Way)] = &[
     (Guard::OpeningCutsTail, Way::Random(58)),
     (Guard::OpeningCopiesAside, Way::Probe("whole records in a torn tail", whole_records_are_copied_aside)),
     (Guard::OpeningMendsIndexes, Way::Random(1)),
-    (Guard::OpeningSyncsSealed, Way::Crash("one_roll", script::one_roll, Durability::Durable, 1)),
+    (Guard::OpeningSyncsSealed, Way::Crash("one_roll", script::one_roll, Durability::Durable, 54)),
     (Guard::OpeningRefusesDamage, Way::Probe("damage before the checkpoint", damage_is_refused)),
     (Guard::TopicNamesSynced, Way::Random(0)),
-    (Guard::DeletionsSynced, Way::Crash("deleted_topic", script::deleted_topic, Durability::Durable, 1)),
+    (Guard::DeletionsSynced, Way::Crash("deleted_topic", script::deleted_topic, Durability::Durable, 86)),
 ];
 
 impl fmt::Display for Way {
