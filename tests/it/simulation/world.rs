@@ -43,7 +43,9 @@ pub struct World {
     /// Faults were to come in this life; and are.
     faulty: bool,
     faults_to_come: bool,
+    /// The disk had a limit in this life; and has.
     full: bool,
+    limited: bool,
 }
 
 fn partition_dir(topic: &str, partition: u32) -> PathBuf {
@@ -78,6 +80,7 @@ impl World {
             faulty: false,
             faults_to_come: false,
             full: false,
+            limited: false,
         }
     }
 
@@ -122,7 +125,8 @@ impl World {
             }
             Action::ClearFaults => self.clear_faults(),
             Action::Capacity(pages) => {
-                self.full = pages.is_some();
+                self.limited = pages.is_some();
+                self.full |= self.limited;
                 // What is there has its room.
                 self.sim.set_capacity(pages.map(|more| self.sim.used() + more));
             }
@@ -508,7 +512,7 @@ impl World {
         self.stepper = Stepper::new(self.rng.next());
         self.ends.clear();
         self.failed.clear();
-        self.faulty = self.faults_to_come;
+        (self.faulty, self.full) = (self.faults_to_come, self.limited);
     }
 
     fn clear_faults(&mut self) {
@@ -554,7 +558,7 @@ impl World {
                 ensure!(self.full || !error.is_damage(), "opening after a crash found damage: {error}");
                 self.clear_faults();
                 self.sim.set_capacity(None);
-                self.full = false;
+                self.limited = false;
                 self.begin_life();
                 open_on(&self.sim, &self.stepper).map_err(|error| format!("opening after a crash failed: {error}"))?
             }
