@@ -160,6 +160,7 @@ impl World {
             Ok(_) => {
                 self.model.topics.get_mut(topic).expect("put there above").presence = Presence::There;
                 self.ends.retain(|(name, _), _| name != topic);
+                self.failed.retain(|dir| !dir.starts_with(Path::new(DATA).join(topic)));
             }
             Err(Error::TopicExists { .. }) if before.as_ref().is_some_and(|before| before.presence == Presence::Unknown) => {
                 self.model.topics.insert(topic.to_owned(), before.expect("it was there"));
