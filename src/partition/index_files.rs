@@ -4,7 +4,6 @@
 //! memory, where look-ups find them, until they are written in large pieces by the upkeep thread. The writer itself writes the
 //! first entry of a segment, and what is left when nobody else is at them.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +12,7 @@ use crate::guard::{self, Guard};
 use crate::io::transfer::write_all_at;
 use crate::io::{Create, Disk, File, Open};
 use crate::record::to_u64;
-use crate::segment::{ENTRY_BYTES, IndexEntry, Kind, Segment, count_below};
+use crate::segment::{self, ENTRY_BYTES, IndexEntry, Kind, Segment, count_below};
 
 /// The index and the time index of one segment. One thread at a time writes them; the lock says which.
 #[derive(Debug)]
@@ -139,15 +138,7 @@ impl IndexFiles {
             }
         }
         if state.distrusted {
-            for kind in [Kind::TimeIndex, Kind::Index] {
-                let path = self.segment.path(kind);
-                match disk.remove_file(&path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        tracing::warn!(%error, path = %path.display(), "an index that does not hold could not be removed");
-                    }
-                    _ => {}
-                }
-            }
+            segment::remove_indexes(disk, &self.segment);
         }
     }
 

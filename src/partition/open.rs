@@ -355,8 +355,9 @@ impl Sealed {
             give_back_room(disk, &path, walk.position, len, is_last)?;
             reconcile(disk, &end.segment, 0, &walk.entries, report);
             // Before a checkpoint of a later segment makes opening believe them.
-            if is_last && let Err(error) = segment::sync_indexes(disk, &end.segment) {
-                tracing::warn!(%error, "an index could not be synced");
+            if let Err(error) = segment::sync_indexes(disk, &end.segment) {
+                tracing::warn!(%error, "an index could not be synced; it is made anew by the next opening");
+                segment::remove_indexes(disk, &end.segment);
             }
         }
         Ok(end)

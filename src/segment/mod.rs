@@ -238,6 +238,20 @@ pub(crate) fn sync_indexes(disk: &dyn Disk, segment: &Segment) -> Result<()> {
     Ok(())
 }
 
+/// Removes index files of which it is not known what the device holds: a sync that succeeds later would not make up for one that failed.
+/// Look-ups scan the log until the next opening makes them anew.
+pub(crate) fn remove_indexes(disk: &dyn Disk, segment: &Segment) {
+    for kind in [Kind::TimeIndex, Kind::Index] {
+        let path = segment.path(kind);
+        match disk.remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, path = %path.display(), "an index that does not hold could not be removed");
+            }
+            _ => {}
+        }
+    }
+}
+
 /// The interval at which the segments in `dir` are indexed, as the first two entries of the first index that has two tell.
 pub(crate) fn guess_interval(disk: &dyn Disk, dir: &Path) -> io::Result<Option<u32>> {
     for entry in disk.list(dir)? {
