@@ -39,6 +39,9 @@ pub struct RepairChoices {
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
+    /// What is going to be cut is copied, before anything else is changed: without its checkpoint, damage looks like a torn tail, which the
+    /// next opening may cut without a copy.
+    CopyAside { base: u64, position: u64, next_offset: u64 },
     /// The checkpoint goes: it would speak of files that are not the same any more.
     RemoveCheckpoint,
     /// A file that holds no record and nothing that cannot be had from a log.
@@ -49,7 +52,7 @@ pub(super) enum Step {
     SetSegmentAside { base: u64, next_offset: u64 },
     /// An empty segment that was abandoned while it was made.
     RemoveSegment { base: u64 },
-    /// What begins at the position is copied aside and cut.
+    /// What begins at the position, and was copied aside, is cut.
     Cut { base: u64, position: u64, next_offset: u64 },
     /// Zeros behind the last record of a sealed log.
     CutZeros { base: u64, position: u64 },
@@ -60,6 +63,14 @@ pub(super) enum Step {
 }
 
 impl Step {
+    /// Where it cuts a log with bytes that are no zeros; there is one such step at most, in the last segment that stays.
+    fn cut(&self) -> Option<(u64, u64, u64)> {
+        match *self {
+            Self::Cut { base, position, next_offset } => Some((base, position, next_offset)),
+            _ => None,
+        }
+    }
+
     fn aside(segment: &Examined) -> Self {
         Self::SetSegmentAside { base: segment.base, next_offset: segment.next_offset }
     }
@@ -69,6 +80,9 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let log = |base: u64| Name { base, kind: Kind::Log };
         match self {
+            Self::CopyAside { base, position, .. } => {
+                write!(f, "copy what is in {} from byte {position} on to {base:020}.{position}.torn", log(*base))
+            }
             Self::RemoveCheckpoint => write!(f, "remove the checkpoint, which costs the next opening a scan"),
             Self::Remove { name, why } => write!(f, "remove {name}: {why}"),
             Self::SetFileAside { name } => write!(f, "rename {name} to {name}.torn, which is never read"),
@@ -78,7 +92,7 @@ impl fmt::Display for Step {
             }
             Self::RemoveSegment { base } => write!(f, "remove {} and its indexes: it is empty, and the log went on without it", log(*base)),
             Self::Cut { base, position, .. } => {
-                write!(f, "copy what is in {} from byte {position} on to {base:020}.{position}.torn, and cut it", log(*base))
+                write!(f, "cut {} at byte {position}", log(*base))
             }
             Self::CutZeros { base, position } => write!(f, "cut the zeros in {} from byte {position} on", log(*base)),
             Self::Rebuild { base, kind, interval } => {
@@ -158,9 +172,14 @@ pub(super) fn decide(survey: &Survey, choices: RepairChoices, interval: Option<u
         let of_breaks = |finding: &&Finding| matches!(finding.code, Code::SegmentGap | Code::SegmentOverlap | Code::EmptySealedSegment);
         left.extend(survey.findings().filter(of_breaks).filter(|finding| steps.is_empty() || !is_removed(&steps, finding)).cloned());
     }
-    let touches_records = |step: &Step| !matches!(step, Step::WriteSum { .. } | Step::CutZeros { .. });
+    // What was not finished goes first: a copy that was not is made under the same name.
+    let unfinished = survey.listing.unfinished.len();
+    let touches_records = |step: &Step| !matches!(step, Step::WriteSum { .. } | Step::CutZeros { .. } | Step::CopyAside { .. });
     if survey.checkpoint_is_wrong() || (survey.listing.checkpoint && steps.iter().any(touches_records)) {
-        early.insert(0, Step::RemoveCheckpoint);
+        early.insert(unfinished, Step::RemoveCheckpoint);
+    }
+    if let Some((base, position, next_offset)) = steps.iter().find_map(Step::cut) {
+        early.insert(unfinished, Step::CopyAside { base, position, next_offset });
     }
     early.append(&mut steps);
     Decided { steps: early, left, keeps: readable(&segments) }

@@ -89,6 +89,10 @@ impl Applying<'_> {
     fn step(&self, step: &Step, repaired: &mut Repaired) -> io::Result<()> {
         let (disk, dir) = (self.disk, self.dir);
         match *step {
+            Step::CopyAside { base, position, next_offset } => {
+                repaired.set_aside.extend(self.copy_aside(base, position, next_offset)?);
+                Ok(())
+            }
             Step::RemoveCheckpoint => disk.remove_file(&dir.join(CHECKPOINT)),
             Step::Remove { ref name, .. } => disk.remove_file(&dir.join(name)),
             Step::SetFileAside { ref name } => {
@@ -103,11 +107,7 @@ impl Applying<'_> {
                 Ok(())
             }
             Step::RemoveSegment { base } => segment::remove(disk, dir, base),
-            Step::Cut { base, position, next_offset } => {
-                repaired.set_aside.extend(self.cut(base, position, next_offset)?);
-                Ok(())
-            }
-            Step::CutZeros { base, position } => {
+            Step::Cut { base, position, .. } | Step::CutZeros { base, position } => {
                 let log = disk.open(&self.path(base, Kind::Log), Open::WRITE)?;
                 log.set_len(position)?;
                 log.sync()
@@ -117,15 +117,12 @@ impl Applying<'_> {
         }
     }
 
-    /// Copies what follows the last record aside, and cuts it.
-    fn cut(&self, base: u64, position: u64, next_offset: u64) -> io::Result<Option<PathBuf>> {
+    /// Copies what follows the last record aside, durably.
+    fn copy_aside(&self, base: u64, position: u64, next_offset: u64) -> io::Result<Option<PathBuf>> {
         let path = self.path(base, Kind::Log);
-        let log = self.disk.open(&path, Open::WRITE)?;
+        let log = self.disk.open(&path, Open::READ)?;
         let tail = Tail::examine(&*log, position, log.len()?, next_offset)?;
-        let copy = tail.map(|tail| segment::copy_aside(self.disk, &*log, &path, &tail.span)).transpose()?;
-        log.set_len(position)?;
-        log.sync()?;
-        Ok(copy)
+        tail.map(|tail| segment::copy_aside(self.disk, &*log, &path, &tail.span)).transpose()
     }
 
     /// Makes an index file from the log.

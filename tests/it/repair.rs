@@ -15,7 +15,7 @@ use sapwood::{Backend, BrokerConfig, Error};
 use crate::damage::{self, Target};
 use crate::format::{Slot, segment_path};
 use crate::oracle::{check, data_end};
-use crate::sim::{CRASHES, dir, exported, with_partition};
+use crate::sim::{CRASHES, dir, exported, tiny, try_open, with_partition};
 use crate::support::{
     Row, append, bytes_in, config, copy_dir, data_with, fixture, open, partition_of, read_all, report_of, rows, scratch, seed, small,
 };
@@ -323,6 +323,16 @@ fn harms() -> Vec<Harm> {
         ("torn tail", |dir| damage::apply(dir, "truncate-mid-body"), leave),
         ("garbage", |dir| damage::apply(dir, "garbage-tail"), leave),
         ("damage before the checkpoint", checkpoint, leave),
+        (
+            "the last record before the checkpoint",
+            |dir| {
+                let slot =
+                    Slot { sequence: 0, base: 30, position: 270, next_offset: 36, last_timestamp: u64::MAX, entries: 6, clean: false };
+                fs::write(dir.join("checkpoint"), slot.file(None)).unwrap();
+                damage::apply(dir, "truncate-mid-body");
+            },
+            leave,
+        ),
         ("both indexes missing", |dir| damage::apply_to(dir, "missing-both-indexes", 2), leave),
         ("index out of order", |dir| damage::apply_to(dir, "index-out-of-order", 5), leave),
         ("zeros behind a sealed log", |dir| damage::apply_to(dir, "zero-tail", 1), leave),
@@ -348,7 +358,7 @@ fn harms() -> Vec<Harm> {
 #[test]
 fn a_repair_that_is_interrupted_anywhere_and_made_again_ends_the_same() {
     let seed = seed();
-    let mut done = 0;
+    let (mut done, mut refused) = (0, 0);
     for (harm, apply, choices) in harms() {
         let damaged = with_partition(seed, &fixture(DEMO), apply);
         let straight = damaged.fork(seed);
@@ -360,6 +370,8 @@ fn a_repair_that_is_interrupted_anywhere_and_made_again_ends_the_same() {
         assert!(points > 0, "{harm}: nothing is changed");
         let (expected, aside) = files(&straight);
         let logs_before = logs_on(&damaged);
+        let is_refused = try_open(&damaged.fork(seed), &tiny(270)).is_err();
+        refused += u32::from(is_refused);
         assert_nothing_is_lost(&logs_before, &logs_on(&straight), harm);
         // What it did is durable once it is done.
         straight.power_loss_keeping_nothing();
@@ -375,6 +387,12 @@ fn a_repair_that_is_interrupted_anywhere_and_made_again_ends_the_same() {
                 assert!(sim.crashed() && interrupted.is_err(), "{what}: not reached");
                 crate::sim::crash(&sim, crash);
                 assert_nothing_is_lost(&logs_before, &logs_on(&sim), &what);
+                if is_refused {
+                    // Nor if nobody repairs any further, and a broker opens what is there.
+                    let opened = sim.fork(seed);
+                    let _ = try_open(&opened, &tiny(270)).map(sapwood::Broker::close);
+                    assert_nothing_is_lost(&logs_before, &logs_on(&opened), &format!("{what}, and opened then"));
+                }
                 let again = on(&sim).plan_repair(dir(), choices).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert_eq!((again.keeps(), again.left()), (plan.keeps(), plan.left()), "{what}: {again}");
                 on(&sim).apply(&again).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -385,7 +403,7 @@ fn a_repair_that_is_interrupted_anywhere_and_made_again_ends_the_same() {
             }
         }
     }
-    assert!(done > 400, "{done} interruptions");
+    assert!(done > 400 && refused >= 2, "{done} interruptions, {refused} damages that opening refuses");
 }
 
 /// What is harmless to have forgotten: whose names no reader takes for a segment's.

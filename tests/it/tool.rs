@@ -212,6 +212,20 @@ fn repair_shows_what_it_will_do_and_does_it_only_if_told_to() {
 }
 
 #[test]
+fn what_is_to_be_done_is_done_though_nobody_reads_it() {
+    let (data, partition) = data_with(DEMO);
+    damage::apply(&partition, "truncate-mid-body");
+    let unread = |arguments: &[&str]| {
+        let mut child = Command::new(TOOL).args(arguments).arg(data.path()).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        child.wait().unwrap().code()
+    };
+    assert_eq!(unread(&["verify"]), Some(1));
+    assert_eq!(unread(&["repair", "--yes"]), Some(0));
+    assert_eq!(unread(&["verify"]), Some(0));
+}
+
+#[test]
 fn whoever_stops_reading_is_no_failure() {
     let data = scratch();
     let dir = data.path().join("0");

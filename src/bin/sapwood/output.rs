@@ -5,11 +5,42 @@ use std::io::{self, BufWriter, StdoutLock, Write};
 use serde_json::{Map, Value};
 
 /// Where the lines go.
-pub type Out = BufWriter<StdoutLock<'static>>;
+pub type Out = BufWriter<Stdout>;
 
-/// Stdout, in large pieces.
+/// Stdout; where there is work to be done and an answer to be given, whether anybody reads it or not.
+pub struct Stdout {
+    lock: StdoutLock<'static>,
+    goes_on_unread: bool,
+}
+
+/// Stdout, in large pieces. An error once nobody reads it any more.
 pub fn stdout() -> Out {
-    BufWriter::with_capacity(64 << 10, io::stdout().lock())
+    with(false)
+}
+
+/// The same, but what nobody reads is dropped.
+pub fn stdout_or_nobody() -> Out {
+    with(true)
+}
+
+fn with(goes_on_unread: bool) -> Out {
+    BufWriter::with_capacity(64 << 10, Stdout { lock: io::stdout().lock(), goes_on_unread })
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.lock.write(bytes) {
+            Err(error) if self.goes_on_unread && error.kind() == io::ErrorKind::BrokenPipe => Ok(bytes.len()),
+            result => result,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.lock.flush() {
+            Err(error) if self.goes_on_unread && error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            result => result,
+        }
+    }
 }
 
 /// One object on a line of its own.

@@ -6,13 +6,13 @@ use std::time::Duration;
 use sapwood::inspect::{Inspector, RepairPlan};
 
 use crate::args::RepairArgs;
-use crate::output::{Out, stdout};
+use crate::output::{Out, stdout_or_nobody};
 use crate::{Answer, Stop, partitions};
 
 /// Plans and repairs every partition there is, one after another.
 pub fn run(args: &RepairArgs) -> Result<Answer, Stop> {
     let inspector = Inspector::new().patience(Duration::ZERO);
-    let mut out = stdout();
+    let mut out = stdout_or_nobody();
     let plans = partitions(&inspector, &args.dir)?;
     let plans: Vec<RepairPlan> =
         plans.into_iter().map(|partition| inspector.plan_repair(partition, args.choices())).collect::<sapwood::Result<_>>()?;

@@ -7,13 +7,13 @@ use sapwood::inspect::{Inspector, Severity, VerifyReport};
 use serde_json::json;
 
 use crate::args::VerifyArgs;
-use crate::output::{Out, line, stdout};
+use crate::output::{Out, line, stdout_or_nobody};
 use crate::{Answer, Stop, partitions};
 
 /// Verifies every partition there is.
 pub fn run(args: &VerifyArgs) -> Result<Answer, Stop> {
     let inspector = Inspector::new().patience(Duration::from_millis(args.patience));
-    let mut out = stdout();
+    let mut out = stdout_or_nobody();
     let mut answer = Answer::Clean;
     for partition in partitions(&inspector, &args.dir)? {
         let report = inspector.verify(&partition)?;
