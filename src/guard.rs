@@ -1,6 +1,6 @@
 //! The guards that keep what was acknowledged, by name, so that tests can take one out and see that its absence is noticed.
 //!
-//! In production all of them stand, and asking costs nothing: [`stand`] is a constant. With the feature `sim`, [`without`] runs a closure
+//! In production all of them stand, and asking costs nothing: `stands` is a constant. With the feature `sim`, `without` runs a closure
 //! without one, on the calling thread alone; a simulation has no other. docs/testing.md lists what noticed each absence.
 
 /// Something that is done, or not done, so that no crash takes what was promised.
@@ -91,7 +91,7 @@ impl Guard {
     ];
 }
 
-/// Whether a guard stands: always, but within [`without`].
+/// Whether a guard stands: always, but within `without`.
 #[cfg(not(feature = "sim"))]
 pub(crate) const fn stands(_: Guard) -> bool {
     true
