@@ -167,14 +167,19 @@ fn judge(sound: &Files, all: &Files, log: &Log, config: &BrokerConfig, settings:
     }
     assert!(new.is_none_or(|new| is_new(partition.read_one(new))));
     broker.close().expect("what was opened is closed");
-    assert_eq!(files(&sim), closed, "opening again changes nothing");
+    assert_eq!(but_indexes(&files(&sim)), but_indexes(&closed), "opening again changes nothing");
+}
+
+/// Without stored settings an opening takes the interval of the indexes from the indexes, and may find another one than the last did.
+fn but_indexes(files: &Files) -> Files {
+    files.iter().filter(|(name, _)| !name.ends_with("index")).map(|(name, bytes)| (name.clone(), bytes.clone())).collect()
 }
 
 /// Files that are not the engine's are as they were.
 fn kept(before: &Files, after: &Files) {
     for (name, bytes) in before {
-        let unfinished = name.starts_with("prepared.") || name.ends_with(".torn.tmp");
-        let ours = is_segment(name) || name == "checkpoint" || unfinished;
+        let unfinished = name.starts_with("prepared.") || name.ends_with(".tmp");
+        let ours = is_segment(name) || name.ends_with(".sum") || name == "checkpoint" || unfinished;
         assert!(ours || after.get(name) == Some(bytes), "{name} is another's");
     }
 }
