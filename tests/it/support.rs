@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -188,7 +189,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// Copies all files of a directory into a new one.
+/// Copies all files of a directory into a new one. It may be in use.
 pub fn copy_dir(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -196,7 +197,7 @@ pub fn copy_dir(from: &Path, to: &Path) {
         if entry.file_type().unwrap().is_dir() {
             copy_dir(&entry.path(), &to.join(entry.file_name()));
         } else {
-            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+            unless_gone(&entry.path(), fs::copy(entry.path(), to.join(entry.file_name())));
         }
     }
 }
@@ -222,14 +223,26 @@ pub fn snapshot(dir: &Path) -> BTreeMap<PathBuf, (Option<Vec<u8>>, SystemTime)> 
     let mut all = BTreeMap::new();
     let mut left = vec![dir.to_owned()];
     while let Some(path) = left.pop() {
-        let meta = fs::symlink_metadata(&path).unwrap();
+        let Some(meta) = unless_gone(&path, fs::symlink_metadata(&path)) else { continue };
         if meta.is_dir() {
             left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         }
-        let bytes = meta.is_file().then(|| fs::read(&path).unwrap());
-        all.insert(path, (bytes, meta.modified().unwrap()));
+        let bytes = if meta.is_file() { unless_gone(&path, fs::read(&path)) } else { None };
+        if bytes.is_some() || !meta.is_file() {
+            all.insert(path, (bytes, meta.modified().unwrap()));
+        }
     }
     all
+}
+
+/// Nothing where the file has been renamed or removed meanwhile, as upkeep's temporary ones are.
+#[track_caller]
+fn unless_gone<T>(path: &Path, found: std::io::Result<T>) -> Option<T> {
+    match found {
+        Ok(found) => Some(found),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => panic!("{}: {error}", path.display()),
+    }
 }
 
 /// The bytes of all files, times aside.
