@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::finding::{Code, Find, Finding, Severity};
 use crate::error::{Error, Result};
 use crate::io::transfer::read_exact_at;
-use crate::io::{Disk, File, Open};
+use crate::io::{Disk, File, Open, is_no_file};
 use crate::record::{to_u64, to_usize};
 use crate::segment::{ENTRY_BYTES, Found, Kind, Name, Scanner, Step};
 
@@ -100,7 +100,7 @@ impl IndexCheck {
     pub(super) fn open(disk: &dyn Disk, dir: &Path, base: u64, kind: Kind, is_last: bool) -> Result<Option<Self>> {
         let path = dir.join(Name { base, kind }.to_string());
         let file = match disk.open(&path, Open::READ) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_no_file(&error) => return Ok(None),
             file => file.map_err(Error::io("open", &path))?,
         };
         let len = file.len().map_err(Error::io("measure", &path))?;

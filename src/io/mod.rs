@@ -71,11 +71,12 @@ pub trait Disk: Debug + Send + Sync {
     fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
         Ok(path.to_owned())
     }
-    /// Opens a file, and makes it where `how` says so.
+    /// Opens a regular file, and makes it where `how` says so. A directory is refused with `IsADirectory`, anything else (a pipe, a
+    /// device, to write also a link) with `InvalidInput`, without waiting for its other end.
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>>;
     /// Renames a file or a directory; `AlreadyExists` if the new name is taken.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes one file.
+    /// Removes one regular file; `InvalidInput` for what is none, which the engine did not make.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Removes one empty directory.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
@@ -91,6 +92,11 @@ pub trait Disk: Debug + Send + Sync {
     fn rings_overlap(&self) -> bool;
     /// What carries the hot path here: `uring`, `posix` or `sim`.
     fn backend(&self) -> &'static str;
+}
+
+/// Whether opening to read failed because no regular file is there.
+pub fn is_no_file(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput)
 }
 
 /// Held exclusively until dropped.

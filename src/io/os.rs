@@ -90,15 +90,31 @@ impl Disk for OsDisk {
     }
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
-        let flags = if how.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let mut flags = OFlags::empty();
+        flags.set(OFlags::DIRECT, how.direct);
+        // What a link leads to is not the engine's to write.
+        flags.set(OFlags::NOFOLLOW, how.write);
         let file = fs::OpenOptions::new()
             .read(true)
             .write(how.write)
             .create_new(how.create == Create::New)
             .create(how.create == Create::Empty)
             .truncate(how.create == Create::Empty)
-            .custom_flags(flags.bits().cast_signed())
-            .open(path)?;
+            // Opening a pipe would wait for its other end.
+            .custom_flags((flags | OFlags::NONBLOCK).bits().cast_signed())
+            .open(path)
+            .map_err(|error| match Errno::from_io_error(&error) {
+                Some(Errno::LOOP | Errno::NXIO) => not_regular(),
+                _ => error,
+            })?;
+        let kind = file.metadata()?.file_type();
+        if kind.is_dir() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        } else if !kind.is_file() {
+            return Err(not_regular());
+        }
+        // io_uring would take the flag for the wish to get EAGAIN where a transfer would have to wait.
+        rustix::fs::fcntl_setfl(&file, flags)?;
         if how.direct && !takes_blocks(&file) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "direct I/O here needs larger alignment than a block"));
         }
@@ -118,7 +134,8 @@ impl Disk for OsDisk {
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
-        fs::remove_file(path)
+        let kind = fs::symlink_metadata(path)?.file_type();
+        if kind.is_file() || kind.is_dir() { fs::remove_file(path) } else { Err(not_regular()) }
     }
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
@@ -160,6 +177,10 @@ impl Disk for OsDisk {
     fn backend(&self) -> &'static str {
         if self.uring { "uring" } else { "posix" }
     }
+}
+
+fn not_regular() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }
 
 /// Whether direct transfers of whole blocks are accepted, as far as the kernel tells (6.1 and later).

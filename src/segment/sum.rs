@@ -11,8 +11,8 @@ use crc32fast::Hasher;
 use super::{Kind, Name, Scanner, Segment, Step, WINDOW};
 use crate::error::{Error, Result};
 use crate::io::transfer::{read_exact_at, read_up_to_at, write_all_at};
-use crate::io::{Disk, File, Open};
-use crate::record::{to_u64, to_usize};
+use crate::io::{Disk, File, Open, is_no_file};
+use crate::record::{Flaw, to_u64, to_usize};
 
 const MAGIC: [u8; 8] = *b"sapwsum1";
 
@@ -85,7 +85,7 @@ impl Sum {
     /// Reads the file beside the log of that base.
     pub(crate) fn look(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<HeldSum> {
         let file = match disk.open(&dir.join(Self::name(base).to_string()), Open::READ) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HeldSum::Nothing),
+            Err(error) if is_no_file(&error) => return Ok(HeldSum::Nothing),
             file => file?,
         };
         // One byte more than there should be, to see that there are no more.
@@ -126,27 +126,46 @@ impl Sum {
 
 /// Reads a whole sealed log, record by record and then as one, and tells what does not hold and how many bytes were read.
 pub(crate) fn check_whole(disk: &dyn Disk, segment: &Segment) -> Result<(Option<Error>, u64)> {
-    let (path, base, end) = (segment.path(Kind::Log), segment.base(), segment.durable());
+    let path = segment.path(Kind::Log);
     let log = segment.open_log(disk)?;
-    let mut scanner = Scanner::new(&*log, &path, 0, base, end);
-    let flaw = loop {
-        match scanner.next()? {
-            Step::Record(_) => {}
-            Step::End => break None,
-            Step::Flawed(flaw) => break Some(flaw),
-        }
-    };
-    if let Some(flaw) = flaw {
+    let mut scanner = Scanner::new(&*log, &path, 0, segment.base(), segment.durable());
+    if let Some(flaw) = walk(&mut scanner)? {
         return Ok((Some(scanner.damaged(flaw)), scanner.bytes_read()));
     }
     let sum_path = segment.path(Kind::Sum);
-    let HeldSum::Sound(stored) = Sum::look(disk, &segment.dir, base).map_err(Error::io("read", &sum_path))? else {
+    let HeldSum::Sound(stored) = Sum::look(disk, &segment.dir, segment.base()).map_err(Error::io("read", &sum_path))? else {
         return Ok((None, scanner.bytes_read()));
     };
     let (bytes, next_offset) = (scanner.position(), scanner.offset());
-    let computed = Sum::compute(&*log, base, bytes, next_offset).map_err(Error::io("read", &path))?;
+    let computed = Sum::compute(&*log, segment.base(), bytes, next_offset).map_err(Error::io("read", &path))?;
     let mismatch = (computed != stored).then(|| Error::SumMismatch { path: path.clone(), stored: stored.crc, computed: computed.crc });
     Ok((mismatch, scanner.bytes_read() + bytes))
+}
+
+/// Puts a sum beside a sealed log that has none, as a crash just after sealing leaves it, if all its records hold.
+pub(crate) fn make_up_for_sum(disk: &dyn Disk, segment: &Segment) -> Result<()> {
+    let (path, sum_path, base) = (segment.path(Kind::Log), segment.path(Kind::Sum), segment.base());
+    if Sum::look(disk, &segment.dir, base).map_err(Error::io("read", &sum_path))? != HeldSum::Nothing {
+        return Ok(());
+    }
+    let log = segment.open_log(disk)?;
+    let mut scanner = Scanner::new(&*log, &path, 0, base, segment.durable());
+    if let Some(flaw) = walk(&mut scanner)? {
+        return Err(scanner.damaged(flaw));
+    }
+    let sum = Sum::compute(&*log, base, scanner.position(), scanner.offset()).map_err(Error::io("read", &path))?;
+    sum.write(disk, &segment.dir).map_err(Error::io("write", &sum_path))
+}
+
+/// Steps past all records, and gives what is wrong where they end, if anything is.
+fn walk(scanner: &mut Scanner<'_>) -> Result<Option<Flaw>> {
+    loop {
+        match scanner.next()? {
+            Step::Record(_) => {}
+            Step::End => return Ok(None),
+            Step::Flawed(flaw) => return Ok(Some(flaw)),
+        }
+    }
 }
 
 /// Makes a file that is derived from a log under a name of its own, and puts it in its place when it is whole and durable. An

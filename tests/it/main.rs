@@ -46,6 +46,7 @@ mod repair;
 mod review;
 mod rolls;
 mod space;
+mod special;
 mod time;
 #[cfg(feature = "cli")]
 mod tool;

@@ -29,7 +29,7 @@ fn choose(sealed: SealedDamage) -> RepairChoices {
     RepairChoices { sealed, ..RepairChoices::default() }
 }
 
-fn inspector() -> Inspector {
+pub fn inspector() -> Inspector {
     Inspector::new().patience(Duration::ZERO)
 }
 

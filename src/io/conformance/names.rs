@@ -13,6 +13,7 @@ on_every_backend! {
     empty_makes_a_file_or_empties_it
     never_makes_no_file
     what_was_not_asked_for_is_refused
+    only_regular_files_are_opened
     list_tells_names_and_kinds
     create_dir_takes_free_names_only
     rename_moves_files_and_directories
@@ -72,6 +73,39 @@ fn what_was_not_asked_for_is_refused(disk: &dyn Disk, dir: &Path) {
     }
     assert_eq!(read_all(disk, &dir.join("a")), b"kept");
     assert_eq!(disk.list(dir).unwrap().len(), 1);
+}
+
+fn only_regular_files_are_opened(disk: &dyn Disk, dir: &Path) {
+    let open = |name: &str, how| kind(disk.open(&dir.join(name), how));
+    disk.create_dir(&dir.join("d")).unwrap();
+    assert_eq!(open("d", Open::READ), ErrorKind::IsADirectory);
+    assert_eq!(open("d", Open::WRITE), ErrorKind::IsADirectory);
+    // The simulated disk knows nothing else.
+    if disk.backend() == "sim" {
+        return;
+    }
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, dir.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    for how in [Open::READ, Open::WRITE, Open::EMPTY] {
+        // Nobody opens the other end.
+        assert_eq!(open("pipe", how), ErrorKind::InvalidInput, "{how:?}");
+    }
+    let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, dir.join(name)).unwrap();
+    link(Path::new("/dev/null"), "device");
+    assert_eq!(open("device", Open::READ), ErrorKind::InvalidInput);
+    write_new(disk, &dir.join("a"), b"kept");
+    link(&dir.join("a"), "link");
+    link(&dir.join("nowhere"), "loose");
+    for name in ["link", "loose"] {
+        for how in [Open::WRITE, Open::EMPTY] {
+            assert_eq!(open(name, how), ErrorKind::InvalidInput, "{name}, {how:?}");
+        }
+    }
+    assert_eq!(read_all(disk, &dir.join("link")), b"kept");
+    for name in ["pipe", "device", "link", "loose"] {
+        assert_eq!(kind(disk.remove_file(&dir.join(name))), ErrorKind::InvalidInput, "{name}");
+    }
+    assert_eq!(disk.list(dir).unwrap().len(), 6);
 }
 
 fn list_tells_names_and_kinds(disk: &dyn Disk, dir: &Path) {
