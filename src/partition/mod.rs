@@ -115,6 +115,14 @@ impl Shared {
         })
     }
 
+    /// The segment before the one that begins at `base`.
+    fn segment_before(&self, base: u64) -> Option<Arc<Segment>> {
+        self.with_segments(|segments| {
+            let before = segments.partition_point(|segment| segment.base() < base).checked_sub(1)?;
+            Some(Arc::clone(&segments[before]))
+        })
+    }
+
     /// The segment behind the one that begins at `base`.
     fn segment_after(&self, base: u64) -> Option<Arc<Segment>> {
         self.with_segments(|segments| segments.get(segments.partition_point(|segment| segment.base() <= base)).map(Arc::clone))

@@ -21,7 +21,7 @@ use super::{Shared, panic_message};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::{File, Open};
-use crate::segment::{Kind, Segment, SumSoFar};
+use crate::segment::{self, Kind, Segment, SumSoFar};
 
 /// Jobs begun and not taken back at most.
 const MOST: usize = 16;
@@ -40,7 +40,7 @@ pub(super) enum Job {
     Prepare { room: u64, zeros: u64 },
     /// A segment that takes no more records is ended: what a crash must find is synced.
     Seal { log: Arc<dyn File>, index: Arc<IndexFiles>, segment: Arc<Segment> },
-    /// The checksum of a log that was sealed is put beside it.
+    /// The checksum of a log that was sealed is put beside it, and beside the one before, if that has none.
     Sum { segment: Arc<Segment>, sum: SumSoFar, next_offset: u64 },
     /// It is noted how far the log is durable; the index entries up to there are made durable first.
     Checkpoint { index: Arc<IndexFiles>, checkpoint: Checkpoint },
@@ -135,9 +135,14 @@ impl Job {
                 Done::Seal(synced)
             }
             Self::Sum { segment, sum, next_offset } => {
-                write_sum(shared, &segment, sum, next_offset).unwrap_or_else(|error| {
+                if let Err(error) = write_sum(shared, &segment, sum, next_offset) {
                     tracing::warn!(%error, path = %segment.path(Kind::Sum).display(), "a sealed segment stays without a checksum of its own");
-                });
+                }
+                // A crash, or a full disk, may have left the one before without.
+                let before = shared.segment_before(segment.base());
+                if let Some(error) = before.and_then(|before| segment::make_up_for_sum(&*shared.disk, &before).err()) {
+                    tracing::warn!(%error, "the sealed segment before stays without a checksum of its own");
+                }
                 Done::Sum
             }
             Self::Checkpoint { index, checkpoint } => {
