@@ -13,7 +13,7 @@ use sapwood::{Backend, Broker, BrokerConfig, Durability, Error, OnDamage, Partit
 
 use crate::child::append_and_kill;
 use crate::format::{self, BASE_TIME, Layout, SLOT, Slot, segment_path};
-use crate::oracle::{assert_closed, assert_sound, check};
+use crate::oracle::{assert_closed, assert_sound, check_files};
 use crate::sim::{self, DATA, EIO, ENOSPC, dir, tiny};
 use crate::support::{
     Row, TOPIC, TestClock, append, assert_in_order, config, contents, copy_dir, create, data_with_demo, each_backend, fixture, open,
@@ -374,7 +374,7 @@ fn every_flipped_byte_is_damage_before_the_checkpoint_and_a_torn_tail_past_it() 
                 let flipped = bytes[place as usize] ^ mask;
                 sim.overwrite(&log(), place, &[flipped]);
                 // A keylen that still fits is what the format cannot see.
-                if sim::exported(&sim, check).readable == 12 {
+                if check_files(&sim::files(&sim)).readable == 12 {
                     assert!(byte == 27, "byte {byte}");
                     continue;
                 }
@@ -693,7 +693,7 @@ fn a_full_scan_finds_what_a_checkpoint_passes_over_and_mends_it_durably() {
             assert_eq!(Row::from(partition_of(&broker).read_one(row.offset).unwrap()), row);
         }
         sim.power_loss_keeping_nothing();
-        assert_eq!(sim::exported(&sim, check).wrong().is_empty(), sees);
+        assert_eq!(check_files(&sim::files(&sim)).wrong().is_empty(), sees);
     }
 }
 

@@ -285,8 +285,10 @@ fn check_index(name: &str, bytes: &[u8], kind: Kind, base: u64, records: &[Found
     }
 }
 
-/// Everything that can be said of a partition's directory.
-pub fn check(dir: &Path) -> Report {
+/// What lies in a directory, by name: each file's bytes, and what is no file without any.
+pub type Files = BTreeMap<String, Option<Vec<u8>>>;
+
+fn files_in(dir: &Path) -> Files {
     let entries = fs::read_dir(dir).unwrap().map(|entry| {
         let entry = entry.unwrap();
         let is_file = entry.file_type().unwrap().is_file();
@@ -295,23 +297,28 @@ pub fn check(dir: &Path) -> Report {
         let bytes = if is_file && parse_name(&name).is_some() { fs::read(entry.path()).unwrap() } else { Vec::new() };
         (name, is_file.then_some(bytes))
     });
-    check_files(entries.collect())
+    entries.collect()
 }
 
-/// The same of a directory that is not on a disk: each file's bytes, by name, and what is no file without any.
-pub fn check_files(entries: BTreeMap<String, Option<Vec<u8>>>) -> Report {
+/// Everything that can be said of a partition's directory.
+pub fn check(dir: &Path) -> Report {
+    check_files(&files_in(dir))
+}
+
+/// The same of one that may be on no disk.
+pub fn check_files(entries: &Files) -> Report {
     let mut findings = Findings(Vec::new());
-    let mut files: BTreeMap<u64, BTreeMap<&'static str, Vec<u8>>> = BTreeMap::new();
+    let mut files: BTreeMap<u64, BTreeMap<&'static str, &[u8]>> = BTreeMap::new();
     for (name, bytes) in entries {
         let Some(bytes) = bytes else {
-            findings.add(&name, "NOT_A_REGULAR_FILE", 0, Warn, "a directory, link or special file".into());
+            findings.add(name, "NOT_A_REGULAR_FILE", 0, Warn, "a directory, link or special file".into());
             continue;
         };
-        if let Some((base, extension)) = parse_name(&name) {
+        if let Some((base, extension)) = parse_name(name) {
             let extension = ["log", "index", "timeindex"].into_iter().find(|known| *known == extension).unwrap();
             files.entry(base).or_default().insert(extension, bytes);
         } else {
-            findings.add(&name, "STRAY_FILE", 0, Info, "not a segment's name".into());
+            findings.add(name, "STRAY_FILE", 0, Info, "not a segment's name".into());
         }
     }
     for (base, parts) in &files {
@@ -340,7 +347,7 @@ pub fn check_files(entries: BTreeMap<String, Option<Vec<u8>>>) -> Report {
             findings.add(&name, code, 0, Error, format!("the segment before it ends before {expected}"));
             broken = true;
         }
-        let scan = scan_log(&name, &parts["log"], base, last, &mut findings);
+        let scan = scan_log(&name, parts["log"], base, last, &mut findings);
         if scan.records.is_empty() && !last {
             findings.add(&name, "EMPTY_SEALED_SEGMENT", 0, Warn, "no record, and a newer segment is there".into());
         }
@@ -383,8 +390,14 @@ pub fn check_files(entries: BTreeMap<String, Option<Vec<u8>>>) -> Report {
 /// A partition that is open or was left without a close: nothing but preallocated space and foreign files may be noted.
 #[track_caller]
 pub fn assert_sound(dir: &Path) -> Report {
-    let report = check(dir);
-    assert!(report.wrong().is_empty(), "{dir:?}: {:#?}\nsegments {:#?}", report.wrong(), report.segments);
+    assert_sound_files(&files_in(dir))
+}
+
+/// The same of a directory that may be on no disk.
+#[track_caller]
+pub fn assert_sound_files(files: &Files) -> Report {
+    let report = check_files(files);
+    assert!(report.wrong().is_empty(), "{:#?}\nsegments {:#?}", report.wrong(), report.segments);
     report
 }
 
@@ -392,13 +405,20 @@ pub fn assert_sound(dir: &Path) -> Report {
 /// ones may be on their way; but they come, without anything being asked for.
 #[track_caller]
 pub fn assert_sound_while_open(dir: &Path) -> Report {
+    assert_sound_in_time(|| files_in(dir))
+}
+
+/// The same of what is looked at again and again.
+#[track_caller]
+pub fn assert_sound_in_time(look: impl Fn() -> Files) -> Report {
     let start = Instant::now();
     loop {
-        let report = check(dir);
+        let files = look();
+        let report = check_files(&files);
         let newest = report.segments.last().map(|segment| format!("{:020}.", segment.base)).unwrap_or_default();
         let under_way = |finding: &&Finding| finding.code == "EMPTY_INDEX" && finding.file.starts_with(&newest);
         if report.wrong().is_empty() || !report.wrong().iter().all(under_way) || start.elapsed() > HANG_LIMIT {
-            return assert_sound(dir);
+            return assert_sound_files(&files);
         }
         std::thread::yield_now();
     }
@@ -408,19 +428,29 @@ pub fn assert_sound_while_open(dir: &Path) -> Report {
 /// of its segment, and no file keeps more blocks of the device than its bytes need.
 #[track_caller]
 pub fn assert_closed(dir: &Path, index_interval: u64) -> Report {
-    let report = assert_sound(dir);
+    let report = assert_closed_files(&files_in(dir), index_interval);
+    for segment in &report.segments {
+        for extension in ["log", "index", "timeindex"] {
+            assert_no_spare_blocks(&segment_path(dir, segment.base, extension));
+        }
+    }
+    report
+}
+
+/// The same of a directory that may be on no disk, whose files have no blocks: their lengths speak for them.
+#[track_caller]
+pub fn assert_closed_files(files: &Files, index_interval: u64) -> Report {
+    let report = assert_sound_files(files);
     for segment in &report.segments {
         let base = segment.base;
-        assert_eq!(segment.log_len, segment.valid_end, "the .log of {base} in {dir:?} ends with its last record");
+        assert_eq!(segment.log_len, segment.valid_end, "the .log of {base} ends with its last record");
         let records = &report.records[(base - report.first_offset) as usize..][..segment.records as usize];
         for (extension, second) in [("index", (|record| record.position) as fn(&Found) -> u64), ("timeindex", |record| record.timestamp)] {
-            let path = segment_path(dir, base, extension);
-            let entries: Vec<_> = fs::read(&path).unwrap().chunks(ENTRY).map(|entry| (u64_at(entry, 0), u64_at(entry, 8))).collect();
+            let name = format!("{base:020}.{extension}");
+            let bytes = files[&name].as_ref().unwrap();
+            let entries: Vec<_> = bytes.chunks(ENTRY).map(|entry| (u64_at(entry, 0), u64_at(entry, 8))).collect();
             let wanted: Vec<_> = records.iter().step_by(index_interval as usize).map(|record| (record.offset, second(record))).collect();
-            assert_eq!(entries, wanted, "{path:?}");
-        }
-        for extension in ["log", "index", "timeindex"] {
-            assert_no_spare_blocks(&segment_path(dir, base, extension));
+            assert_eq!(entries, wanted, "{name}");
         }
     }
     report

@@ -9,7 +9,7 @@ use sapwood::io::sim::{OpKind, SimDisk};
 use sapwood::{Backend, Broker, Partition, Result, TopicConfig};
 
 use crate::format::Slot;
-use crate::oracle::{self, Report};
+use crate::oracle::{self, Files, Report};
 use crate::support::{TOPIC, config, copy_dir, partition_of, scratch};
 
 /// The data directory on the simulated disk.
@@ -67,33 +67,27 @@ pub fn exported<T>(sim: &SimDisk, judge: impl FnOnce(&Path) -> T) -> T {
     judge(scratch.path())
 }
 
+/// The files of partition 0.
+pub fn files(sim: &SimDisk) -> Files {
+    sim.files(&dir()).into_iter().map(|(name, bytes)| (name.into_string().unwrap(), bytes)).collect()
+}
+
 /// The oracle's word on partition 0: nothing but preallocated space and foreign files may be noted.
 #[track_caller]
 pub fn assert_sound(sim: &SimDisk) -> Report {
-    exported(sim, oracle::assert_sound)
+    oracle::assert_sound_files(&files(sim))
 }
 
 /// The same while appends are under way, or were just now.
 #[track_caller]
 pub fn assert_sound_while_open(sim: &SimDisk) -> Report {
-    let scratch = scratch();
-    let start = std::time::Instant::now();
-    loop {
-        sim.export(&dir(), scratch.path()).unwrap();
-        let report = oracle::check(scratch.path());
-        let newest = report.segments.last().map(|segment| format!("{:020}.", segment.base)).unwrap_or_default();
-        let under_way = report.wrong().iter().all(|finding| finding.code == "EMPTY_INDEX" && finding.file.starts_with(&newest));
-        if report.wrong().is_empty() || !under_way || start.elapsed() > oracle::HANG_LIMIT {
-            return oracle::assert_sound(scratch.path());
-        }
-        std::thread::yield_now();
-    }
+    oracle::assert_sound_in_time(|| files(sim))
 }
 
-/// The same after a clean close. The simulated disk's files have no blocks, so their lengths speak for them.
+/// The same after a clean close.
 #[track_caller]
 pub fn assert_closed(sim: &SimDisk, index_interval: u64) -> Report {
-    exported(sim, |dir| oracle::assert_closed(dir, index_interval))
+    oracle::assert_closed_files(&files(sim), index_interval)
 }
 
 /// How a machine goes down, by name.

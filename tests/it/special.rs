@@ -34,7 +34,10 @@ const NAMES: [&str; 14] = [
     "checkpoint",
 ];
 
-const KINDS: [(&str, fn(&Path)); 4] = [
+/// Makes one there.
+type Make = fn(&Path);
+
+const KINDS: [(&str, Make); 4] = [
     ("directory", |path| fs::create_dir(path).unwrap()),
     ("link", |path| std::os::unix::fs::symlink("nowhere", path).unwrap()),
     ("pipe", |path| mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap()),

@@ -457,7 +457,7 @@ impl World {
     fn judge(&self, topic: &str, partition: u32) -> Verdict<Report> {
         let dir = partition_dir(topic, partition);
         let files = self.sim.files(&dir).into_iter().map(|(name, bytes)| (name.to_string_lossy().into_owned(), bytes));
-        let report = oracle::check_files(files.collect());
+        let report = oracle::check_files(&files.collect());
         // On a full disk an index waits in memory.
         let excused = |code: &str| self.full && code == "EMPTY_INDEX";
         let wrong: Vec<_> = report.wrong().into_iter().filter(|finding| !excused(finding.code)).collect();
