@@ -26,10 +26,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::clock::SystemClock;
 use crate::io::Disk;
 use crate::io::sim::SimDisk;
-use crate::{Batch, Broker, BrokerConfig, Error, OnDamage, OwnedRecord, Partition, Pinning, Recovery, Result, TopicConfig};
+use crate::{Batch, Broker, BrokerConfig, Error, OnDamage, OwnedRecord, Partition, Pinning, Recovery, Result, Stepper, TopicConfig};
 use format::{Log, Stored};
 
 const DATA: &str = "/data";
@@ -67,8 +66,9 @@ fn tiny(index_interval: u32, recovery: Recovery, on_damage: OnDamage) -> BrokerC
     BrokerConfig { pinning: Pinning::None, fallback, recovery, on_damage, ..BrokerConfig::default() }
 }
 
+/// Without threads: starting and waiting for them takes most of the time otherwise.
 fn open(sim: &SimDisk, config: &BrokerConfig) -> Result<(Broker, Partition)> {
-    let broker = Broker::open_on(Arc::new(sim.clone()), Arc::new(SystemClock::new()), DATA, config.clone())?;
+    let broker = Broker::open_stepped(Arc::new(sim.clone()), &Stepper::new(0), DATA, config.clone())?;
     let partition = broker.topic(TOPIC)?.partition(0)?;
     Ok((broker, partition))
 }
