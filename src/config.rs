@@ -183,7 +183,7 @@ impl TopicConfig {
 /// When an append is answered, and what a power loss can take after that. A crash of the process alone takes nothing
 /// that was answered, at any level.
 ///
-/// Readers see what is on the device, at every level, unless they ask for [`ReadUpTo::Appended`](crate::ReadUpTo).
+/// Readers see what is on the device, at every level, unless they ask for [`Visibility::Appended`](crate::Visibility).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {

@@ -52,7 +52,7 @@ use writer::{InRing, Writer};
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
 pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
-pub use reader::{OwnedRecord, ReadUpTo, Reader, Records, RecordsIter};
+pub use reader::{OwnedRecord, Reader, Records, RecordsIter, Visibility};
 #[cfg(feature = "sim")]
 pub use stepper::Stepper;
 pub use ticket::{Ticket, TryAppendError};
@@ -351,14 +351,14 @@ impl Partition {
     /// # Errors
     /// [`Error::Closed`], or what the system says to one more ring.
     pub fn reader(&self) -> Result<Reader> {
-        self.reader_with(ReadUpTo::default(), Reader::BUFFER_BYTES)
+        self.reader_with(Visibility::default(), Reader::BUFFER_BYTES)
     }
 
     /// A reader of the records up to the watermark asked for, with a buffer of at least `buffer_bytes`.
     ///
     /// # Errors
     /// As for [`Self::reader`].
-    pub fn reader_with(&self, up_to: ReadUpTo, buffer_bytes: usize) -> Result<Reader> {
+    pub fn reader_with(&self, up_to: Visibility, buffer_bytes: usize) -> Result<Reader> {
         Reader::new(self.clone(), up_to, buffer_bytes)
     }
 

@@ -21,7 +21,7 @@ use crate::segment::{Kind, Segment};
 
 /// How far a reader sees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum ReadUpTo {
+pub enum Visibility {
     /// Records that are on the device: what was read once is there after any crash.
     #[default]
     Durable,
@@ -30,7 +30,7 @@ pub enum ReadUpTo {
     Appended,
 }
 
-impl ReadUpTo {
+impl Visibility {
     fn end_of(self, segment: &Segment) -> u64 {
         match self {
             Self::Durable if guard::stands(Guard::ReadsAreDurable) => segment.durable(),
@@ -82,7 +82,7 @@ impl ReadUpTo {
 #[derive(Debug)]
 pub struct Reader {
     partition: Partition,
-    up_to: ReadUpTo,
+    up_to: Visibility,
     transfers: Transfers,
     /// Registered; absent only while a read is under way.
     buffer: Option<Buffer>,
@@ -117,7 +117,7 @@ impl Reader {
     /// Bytes of a reader's buffer, unless asked for otherwise.
     pub const BUFFER_BYTES: usize = 1 << 20;
 
-    pub(super) fn new(partition: Partition, up_to: ReadUpTo, buffer_bytes: usize) -> Result<Self> {
+    pub(super) fn new(partition: Partition, up_to: Visibility, buffer_bytes: usize) -> Result<Self> {
         let shared = &partition.0.shared;
         shared.check_open()?;
         let buffer_bytes = to_usize(to_u64(buffer_bytes.max(1)).next_multiple_of(BLOCK));
@@ -392,7 +392,7 @@ fn missing_or(shared: &Shared, segment: &Segment, offset: u64, error: Error) -> 
 /// Reads the one record `offset`.
 pub(super) fn read_one(shared: &Shared, offset: u64) -> Result<OwnedRecord> {
     shared.check_open()?;
-    let up_to = ReadUpTo::Durable;
+    let up_to = Visibility::Durable;
     let range = up_to.check(shared, offset)?;
     if offset == range.end {
         return Err(Error::OffsetOutOfRange { offset, first: range.start, next: range.end });

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sapwood::io::OsDisk;
 use sapwood::{
-    Appended, Backend, Batch, Broker, BrokerConfig, Durability, Error, OpenReport, OwnedRecord, Partition, Pinning, ReadUpTo, Reader,
-    Record, Ticket, Topic, TopicConfig, TryAppendError,
+    Appended, Backend, Batch, Broker, BrokerConfig, Durability, Error, OpenReport, OwnedRecord, Partition, Pinning, Reader, Record, Ticket,
+    Topic, TopicConfig, TryAppendError, Visibility,
 };
 
 use crate::oracle::{assert_closed, assert_sound};
@@ -451,7 +451,7 @@ fn sync_makes_what_was_answered_durable_at_every_level() {
                 append(&partition, b"key", b"value");
                 assert_eq!(partition.next_offset(), number + 1);
                 assert!(partition.durable_end() <= number + 1);
-                assert_eq!(read_up_to(&partition, ReadUpTo::Appended, 0, 1 << 16).len() as u64, number + 1, "{durability:?}");
+                assert_eq!(read_up_to(&partition, Visibility::Appended, 0, 1 << 16).len() as u64, number + 1, "{durability:?}");
                 if number % 7 == 6 {
                     partition.sync().unwrap();
                     assert_eq!(partition.durable_end(), number + 1, "{durability:?}");

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
-use sapwood::{Batch, Durability, Error, Partition, ReadUpTo, TopicConfig};
+use sapwood::{Batch, Durability, Error, Partition, TopicConfig, Visibility};
 
 use crate::chain::read_on;
 use crate::damage;
@@ -61,7 +61,7 @@ fn b036_b111_b113_a_failed_batch_leaves_no_gap_and_its_offset_to_the_next() {
                 try_append(&partition, 0).unwrap();
                 sim.fail(Fault::next(on, effect).path(".log"));
                 let error = try_append(&partition, 1).unwrap_err();
-                assert_eq!(read_up_to(&partition, ReadUpTo::Appended, 0, 1000).len(), 1, "{what}: none of it is readable");
+                assert_eq!(read_up_to(&partition, Visibility::Appended, 0, 1000).len(), 1, "{what}: none of it is readable");
                 let (broker, partition) = if error.is_failed() {
                     assert!(try_append(&partition, 2).unwrap_err().is_failed(), "{what}");
                     drop((partition, broker));
@@ -128,7 +128,7 @@ fn b069_a_reader_that_holds_the_segment_never_sees_what_a_failed_append_wrote() 
         let (sim, broker, partition) = sim::create(seed(), &TopicConfig { durability, ..tiny(1000) });
         try_append(&partition, 0).unwrap();
         partition.sync().unwrap();
-        let mut readers = [ReadUpTo::Durable, ReadUpTo::Appended].map(|up_to| partition.reader_with(up_to, 4096).unwrap());
+        let mut readers = [Visibility::Durable, Visibility::Appended].map(|up_to| partition.reader_with(up_to, 4096).unwrap());
         readers.iter_mut().for_each(|reader| assert_eq!(read_on(reader, 0, 4096).0.len(), 1));
         sim.fail(Fault::next(OpKind::Write, Effect::ErrorAfterPartial { bytes: 1 << 20, errno: EIO }).path(".log"));
         assert!(try_append(&partition, 1).unwrap_err().is_failed());
@@ -257,7 +257,7 @@ fn b066_short_reads_give_the_same_records_and_a_file_that_ends_early_an_error() 
             effect: Effect::Short(short),
         });
         for max_bytes in [1, 100, 5000] {
-            assert_eq!(contents(&read_up_to(&partition, ReadUpTo::Durable, 0, max_bytes)), records, "{short} bytes at a time");
+            assert_eq!(contents(&read_up_to(&partition, Visibility::Durable, 0, max_bytes)), records, "{short} bytes at a time");
         }
         assert!(sim.ops().iter().filter(|op| op.kind == OpKind::Read).count() > 3 * 40, "nothing was short");
         sim.clear_faults();
@@ -270,7 +270,7 @@ fn b066_short_reads_give_the_same_records_and_a_file_that_ends_early_an_error() 
     let victim = &found[found.len() - 2];
     let bytes = sim.read_file(&log());
     for kept in [0, 1, 13, 27, 28, victim.bytes() - 1] {
-        let mut reader = partition.reader_with(ReadUpTo::Durable, 1 << 16).unwrap();
+        let mut reader = partition.reader_with(Visibility::Durable, 1 << 16).unwrap();
         // Its buffer holds the whole segment from before.
         assert_eq!(read_on(&mut reader, 0, 1 << 16).0.len(), records.len());
         sim.write_file(&log(), &bytes[..(victim.position + kept) as usize]);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use sapwood::io::sim::{Effect, Fault, OpKind, SimDisk};
-use sapwood::{Batch, Broker, Durability, Partition, ReadUpTo, TopicConfig};
+use sapwood::{Batch, Broker, Durability, Partition, TopicConfig, Visibility};
 
 use crate::format::segment_bases;
 use crate::oracle::Found;
@@ -183,7 +183,7 @@ fn below_durable_records_are_seen_only_when_asked_for_until_they_are_synced() {
         let error = partition.read_one(0).unwrap_err();
         assert!(matches!(error, sapwood::Error::OffsetOutOfRange { offset: 0, first: 0, next: 0 }), "{error}");
         assert!(partition.reader().unwrap().read(1, 1 << 20).unwrap_err().is_out_of_range());
-        let seen = read_up_to(&partition, ReadUpTo::Appended, 0, 100);
+        let seen = read_up_to(&partition, Visibility::Appended, 0, 100);
         assert_eq!(contents(&seen), (0..10).map(content).collect::<Vec<_>>());
         let lost = sim.fork(1);
         lost.power_loss_keeping_nothing();

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use sapwood::{Backend, ReadUpTo, TopicConfig};
+use sapwood::{Backend, TopicConfig, Visibility};
 
 use crate::format::{self, Content, Layout};
 use crate::oracle::{assert_closed, assert_sound, assert_sound_while_open, check};
@@ -135,7 +135,7 @@ fn assert_taken_over(original: &std::path::Path, backend: Backend, settings: &To
     drop(broker);
     assert!(rows(&assert_sound(&dir).records)[..all.len()] == all);
     let broker = open(data.path(), backend, settings);
-    assert_eq!(read_up_to(&partition_of(&broker), ReadUpTo::Durable, next, 1 << 16).len(), 6);
+    assert_eq!(read_up_to(&partition_of(&broker), Visibility::Durable, next, 1 << 16).len(), 6);
     broker.close().unwrap();
     assert_closed(&dir, settings.index_interval.into());
 }

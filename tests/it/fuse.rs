@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::ReadWriteFlags;
-use sapwood::{Backend, Broker, Durability, Error, OwnedRecord, Partition, ReadUpTo, Ticket, TopicConfig};
+use sapwood::{Backend, Broker, Durability, Error, OwnedRecord, Partition, Ticket, TopicConfig, Visibility};
 
 use crate::damage::{Target, bases};
 use crate::format::{BASE_TIME, encode, segment_path};
@@ -232,7 +232,7 @@ fn b104_a_failed_sync_is_never_made_up_for() {
                     assert_eq!(try_append(&partition, number).unwrap(), number);
                 }
                 // Read once, they are in the page cache to stay.
-                assert!(contents(&read_up_to(&partition, ReadUpTo::Appended, 0, 1 << 20)) == records(0..20));
+                assert!(contents(&read_up_to(&partition, Visibility::Appended, 0, 1 << 20)) == records(0..20));
                 assert!(partition.sync().unwrap_err().is_failed());
                 let log = fs::read(segment_path(partition.path(), 0, "log")).unwrap();
                 assert_eq!(scan(&log, 0).records.len(), 20, "the kernel shows what the disk lost");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use sapwood::io::OsDisk;
 use sapwood::io::sim::{Effect, Fault, OpKind, SimDisk};
-use sapwood::{Batch, Broker, Durability, Error, Partition, ReadUpTo, Ticket, TopicConfig};
+use sapwood::{Batch, Broker, Durability, Error, Partition, Ticket, TopicConfig, Visibility};
 
 use crate::sim::{EIO, ENOSPC, assert_closed, create, dir, open, tiny};
 use crate::support::{
@@ -123,7 +123,7 @@ fn a_failed_sync_is_never_made_up_for_by_a_later_one() {
             assert_stopped(&partition.sync().unwrap_err());
             assert_latched(&partition, &[key_and("one")]);
             // What was appended can still be had by those who ask for it by name.
-            assert_eq!(contents(&read_up_to(&partition, ReadUpTo::Appended, 0, 100)), [key_and("one"), key_and("two")]);
+            assert_eq!(contents(&read_up_to(&partition, Visibility::Appended, 0, 100)), [key_and("one"), key_and("two")]);
             drop((partition, broker));
             assert_reopening_clears_it(&sim, &[key_and("one")], &[key_and("two")]);
         }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sapwood::{Broker, Durability, Error, Partition, ReadUpTo, TopicConfig};
+use sapwood::{Broker, Durability, Error, Partition, TopicConfig, Visibility};
 use serde_json::json;
 
 use crate::child::{self, Child, argument, backend, backend_name, say};
@@ -37,7 +37,7 @@ fn append_up_to(partition: &Partition, model: &mut Vec<(Vec<u8>, Vec<u8>)>, end:
             }
             Err(error) => first = first.or(Some(error)),
         }
-        assert!(contents(&read_up_to(partition, ReadUpTo::Appended, 0, 1 << 20)) == *model, "what was acknowledged is intact");
+        assert!(contents(&read_up_to(partition, Visibility::Appended, 0, 1 << 20)) == *model, "what was acknowledged is intact");
     }
     first
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestCaseError, TestRng, TestRunner};
-use sapwood::{Batch, Durability, ReadUpTo, TopicConfig};
+use sapwood::{Batch, Durability, TopicConfig, Visibility};
 
 use crate::format::segment_bases;
 use crate::oracle::{Found, assert_closed, assert_sound};
@@ -106,9 +106,9 @@ fn run(history: &History) {
             }
             Step::Read { from, max_bytes } => {
                 let from = (model.len() as f64 * from) as u64;
-                let rows = read_up_to(&partition, ReadUpTo::Appended, from, *max_bytes);
+                let rows = read_up_to(&partition, Visibility::Appended, from, *max_bytes);
                 assert!(contents(&rows) == model[from as usize..], "read from {from}");
-                let durable = read_up_to(&partition, ReadUpTo::Durable, 0, 1 << 20);
+                let durable = read_up_to(&partition, Visibility::Durable, 0, 1 << 20);
                 assert!(durable.len() as u64 <= partition.durable_end());
                 assert!(contents(&durable) == model[..durable.len()]);
             }
@@ -117,7 +117,7 @@ fn run(history: &History) {
                 assert_eq!(partition.durable_end(), model.len() as u64);
             }
             Step::Reopen { close, backend } => {
-                let rows = read_up_to(&partition, ReadUpTo::Appended, 0, 1 << 20);
+                let rows = read_up_to(&partition, Visibility::Appended, 0, 1 << 20);
                 assert!(contents(&rows) == model);
                 assert!(rows[..known.len()] == known, "a timestamp changed");
                 known = rows;
@@ -135,7 +135,7 @@ fn run(history: &History) {
             }
         }
     }
-    assert!(contents(&read_up_to(&partition_of(&broker), ReadUpTo::Durable, 0, 1 << 20)) == model);
+    assert!(contents(&read_up_to(&partition_of(&broker), Visibility::Durable, 0, 1 << 20)) == model);
 }
 
 #[test]

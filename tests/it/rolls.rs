@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
-use sapwood::{Batch, Durability, Error, Partition, ReadUpTo, Ticket, TopicConfig};
+use sapwood::{Batch, Durability, Error, Partition, Ticket, TopicConfig, Visibility};
 
 use crate::sim::{self, EIO, ENOSPC, assert_closed, assert_sound, create, names, prepared_is_ready, try_open, until};
 use crate::support::{TOPIC, assert_in_order, contents, each_backend, partition_dir, partition_of, read_all, scratch, seed};
@@ -332,7 +332,7 @@ fn many_consumers_at_the_end_see_what_was_appended_while_it_is_overwritten() {
                 .map(|_| {
                     let partition = partition.clone();
                     scope.spawn(move || {
-                        let mut reader = partition.reader_with(ReadUpTo::Durable, 32 << 10).unwrap();
+                        let mut reader = partition.reader_with(Visibility::Durable, 32 << 10).unwrap();
                         let mut next = 0;
                         while next < 4000 {
                             let records = reader.read(next, 32 << 10).unwrap();

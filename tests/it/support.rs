@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use sapwood::clock::Clock;
-use sapwood::{Backend, Batch, Broker, BrokerConfig, OwnedRecord, Partition, PartitionReport, Pinning, ReadUpTo, TopicConfig};
+use sapwood::{Backend, Batch, Broker, BrokerConfig, OwnedRecord, Partition, PartitionReport, Pinning, TopicConfig, Visibility};
 use tempfile::TempDir;
 
 use crate::format::{self, Content};
@@ -149,7 +149,7 @@ pub fn rows_of(contents: &[Content], base: u64) -> Vec<Row> {
 
 /// Reads from `offset` to the end, `max_bytes` at a time, up to where `up_to` allows.
 #[track_caller]
-pub fn read_up_to(partition: &Partition, up_to: ReadUpTo, mut offset: u64, max_bytes: usize) -> Vec<Row> {
+pub fn read_up_to(partition: &Partition, up_to: Visibility, mut offset: u64, max_bytes: usize) -> Vec<Row> {
     let mut reader = partition.reader_with(up_to, 1 << 20).unwrap();
     let mut rows = Vec::new();
     loop {
@@ -167,7 +167,7 @@ pub fn read_up_to(partition: &Partition, up_to: ReadUpTo, mut offset: u64, max_b
 /// Every durable record.
 #[track_caller]
 pub fn read_all(partition: &Partition) -> Vec<Row> {
-    read_up_to(partition, ReadUpTo::Durable, partition.first_offset(), 256 << 10)
+    read_up_to(partition, Visibility::Durable, partition.first_offset(), 256 << 10)
 }
 
 /// Keys and values only, where timestamps are the machine's.

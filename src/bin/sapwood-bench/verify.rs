@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sapwood::{Durability, Partition, ReadUpTo, Topic};
+use sapwood::{Durability, Partition, Topic, Visibility};
 
 use crate::acks::{Ack, AckLog, merge};
 use crate::check::{Checker, Findings, Kind, Source};
@@ -147,11 +147,11 @@ impl Shared<'_> {
 }
 
 /// Makes durable what was answered before it was. A partition that stopped at a failed write cannot; what the kernel has of it is read.
-fn settle(partition: &Partition) -> sapwood::Result<ReadUpTo> {
+fn settle(partition: &Partition) -> sapwood::Result<Visibility> {
     match partition.sync() {
-        Ok(()) => Ok(ReadUpTo::Durable),
+        Ok(()) => Ok(Visibility::Durable),
         Err(error) if error.is_failed() => {
-            Ok(if partition.config().durability == Durability::Durable { ReadUpTo::Durable } else { ReadUpTo::Appended })
+            Ok(if partition.config().durability == Durability::Durable { Visibility::Durable } else { Visibility::Appended })
         }
         Err(error) => Err(error),
     }

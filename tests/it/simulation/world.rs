@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sapwood::inspect::{Inspector, Severity};
 use sapwood::io::sim::{OpKind, SimDisk};
-use sapwood::{Backend, Broker, Error, Partition, ReadUpTo, Stepper, Ticket, TopicConfig};
+use sapwood::{Backend, Broker, Error, Partition, Stepper, Ticket, TopicConfig, Visibility};
 
 use super::model::{Crash, Log, Model, Presence, Sent, TopicModel, Verdict, batch_of, ensure};
 use super::script::{Action, Machine};
@@ -256,7 +256,7 @@ impl World {
         let Some(partitions) = self.broker.as_ref().and_then(|broker| broker.num_partitions(topic).ok()) else { return Ok(()) };
         for number in 0..partitions {
             let Some(partition) = self.partition(topic, number) else { continue };
-            let up_to = if appended { ReadUpTo::Appended } else { ReadUpTo::Durable };
+            let up_to = if appended { Visibility::Appended } else { Visibility::Durable };
             let start = partition.durable_end() * from / 1000;
             match self.read_to_end(&partition, topic, number, start, up_to) {
                 Ok(end) if appended => self.model.log(topic, number).kept_end = self.model.log(topic, number).kept_end.max(end),
@@ -269,7 +269,7 @@ impl World {
     }
 
     /// Reads and compares; gives the offset behind the last record.
-    fn read_to_end(&mut self, partition: &Partition, topic: &str, number: u32, from: u64, up_to: ReadUpTo) -> Result<u64, Unread> {
+    fn read_to_end(&mut self, partition: &Partition, topic: &str, number: u32, from: u64, up_to: Visibility) -> Result<u64, Unread> {
         let max_bytes = self.rng.one_of(&[1, 300, 20_000]);
         let log = self.model.log(topic, number);
         let mut reader = partition.reader_with(up_to, 16 << 10).map_err(Unread::Failed)?;
@@ -613,7 +613,7 @@ impl World {
         ensure!(partition.first_offset() == 0 && partition.durable_end() == next, "{topic}/{number}: not all of it is durable");
         let (mut checked, faulty) = (0, self.faulty);
         while checked < next && !faulty {
-            checked = self.read_to_end(&partition, topic, number, checked, ReadUpTo::Durable).map_err(|unread| match unread {
+            checked = self.read_to_end(&partition, topic, number, checked, Visibility::Durable).map_err(|unread| match unread {
                 Unread::Wrong(what) => what,
                 Unread::Failed(error) => format!("{topic}/{number}: reading after a crash: {error}"),
             })?;
