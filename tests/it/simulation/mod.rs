@@ -206,18 +206,16 @@ impl Enumeration {
     }
 }
 
-/// Every how manieth operation is a crash point in each run of the tests; which ones is new each time. SAPWOOD_EVERY asks for others.
-const EVERY: u64 = 16;
-
+/// Every `every`th operation is a crash point in each run of the tests; which ones is new each time. SAPWOOD_EVERY asks for others.
 #[track_caller]
-fn enumerate(name: &str, script: impl Fn(Durability) -> Script) {
+fn enumerate(name: &str, every: u64, script: impl Fn(Durability) -> Script) {
     let seed = seed();
     let interval = Durability::Interval { bytes: 500, time: std::time::Duration::from_millis(3) };
     for durability in [Durability::Durable, interval, Durability::Os] {
         let enumeration = Enumeration { script: script(durability), seed };
         let verdict = match Point::asked() {
             Some(point) => enumeration.crash_at(point.operation).and_then(|wreck| enumeration.check(&wreck, point)),
-            None => enumeration.share(&format!("{name}, {durability:?}"), seed, asked("SAPWOOD_EVERY").unwrap_or(EVERY)),
+            None => enumeration.share(&format!("{name}, {durability:?}"), seed, asked("SAPWOOD_EVERY").unwrap_or(every)),
         };
         if let Err(what) = verdict {
             let point = what.split_whitespace().find(|word| word.split('.').count() == 3).unwrap_or("").trim_end_matches(':');
@@ -228,15 +226,16 @@ fn enumerate(name: &str, script: impl Fn(Durability) -> Script) {
 
 #[test]
 fn every_crash_in_small_segments() {
-    enumerate("every_crash_in_small_segments", script::small_segments);
+    enumerate("every_crash_in_small_segments", 16, script::small_segments);
 }
 
 #[test]
 fn every_crash_in_prepared_segments() {
-    enumerate("every_crash_in_prepared_segments", script::prepared_segments);
+    // Segments of a megabyte: each recovery takes ten times as long.
+    enumerate("every_crash_in_prepared_segments", 48, script::prepared_segments);
 }
 
 #[test]
 fn every_crash_while_a_topic_is_deleted() {
-    enumerate("every_crash_while_a_topic_is_deleted", script::deleted_topic);
+    enumerate("every_crash_while_a_topic_is_deleted", 16, script::deleted_topic);
 }
