@@ -313,7 +313,7 @@ mod tests {
     fn a_slot_with_any_bit_flipped_is_unsound_and_the_other_serves() {
         let (older, newer) = (used(&ONE.encode(8)), used(&TWO.encode(9)));
         assert_eq!(Held::of(&[older, newer]), Held::Ours(Some((9, TWO))));
-        for bit in 0..USED_BYTES * 8 {
+        for bit in (0..USED_BYTES * 8).step_by(if cfg!(miri) { 11 } else { 1 }) {
             // Not by value: rustc 1.95 loses the change of an array that is given and taken so, from `opt-level = 1` on.
             let flip = |slot: &mut [u8; USED_BYTES]| slot[bit / 8] ^= 1 << (bit % 8);
             let mut slots = [older, newer];

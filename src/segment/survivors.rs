@@ -115,6 +115,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "on a real file")]
     fn whole_records_are_counted_wherever_they_lie() {
         let bytes =
             [&[7; 100][..], &record(12, b"a"), &[0; 45], &record(13, b""), &record(9, b"older"), &record(14, b"torn")[..30]].concat();
@@ -127,6 +128,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "on a real file")]
     fn a_record_that_begins_in_the_searched_bytes_may_end_behind_them() {
         let long = record(5, &vec![9; to_usize(SEARCH_BYTES)]);
         let bytes = [&[7; 100][..], &long, &record(6, b"behind")].concat();
@@ -135,6 +137,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "on a real file")]
     fn crafted_bytes_do_not_keep_the_search_busy_for_ever() {
         // Every 28 bytes a header that claims all that follows.
         let header = |left: usize| Header { offset: 0, size: u32::try_from(left).unwrap(), crc: 0, timestamp: 0, keylen: 0 }.encode();

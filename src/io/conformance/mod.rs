@@ -189,7 +189,7 @@ fn blocks(values: &[u8]) -> Buffer {
 /// The value that fills each block of `bytes`.
 fn values(bytes: &[u8]) -> Vec<u8> {
     let value = |block: &[u8]| {
-        assert!(block.iter().all(|byte| *byte == block[0]), "a block of more than one value");
+        assert!(*block == vec![block[0]; block.len()], "a block of more than one value");
         block[0]
     };
     bytes.chunks(BLOCK).map(value).collect()
