@@ -217,7 +217,7 @@ mod tests {
     fn the_newest_bytes_are_there_and_are_right() {
         let (mut memory, recent) = (memory(4), Recent::default());
         let mut end = 0;
-        let commits: u64 = if cfg!(miri) { 200 } else { 4000 };
+        let commits: u64 = if cfg!(miri) { 100 } else { 4000 };
         for size in (0..commits).map(|number| 1 + number * 7919 % 9000) {
             commit(&mut memory, &recent, 5, end, end + size);
             end += size;

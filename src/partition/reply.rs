@@ -320,7 +320,7 @@ mod tests {
             .map(|client| {
                 let (pool, requests) = (pool.clone(), requests.clone());
                 thread::spawn(move || {
-                    for round in 0..if cfg!(miri) { 50 } else { 5_000 } {
+                    for round in 0..if cfg!(miri) { 20 } else { 5_000 } {
                         let number = client * 100_000 + round;
                         let (answerer, reply) = pool.pair();
                         requests.send((number, answerer)).unwrap();
@@ -362,11 +362,11 @@ mod tests {
             }
             crowd.sleepers.len()
         });
-        let clients: Vec<_> = (0..24_u64)
+        let clients: Vec<_> = (0..if cfg!(miri) { 6 } else { 24 })
             .map(|client| {
                 let (pool, requests) = (pool.clone(), requests.clone());
                 thread::spawn(move || {
-                    for round in 0..if cfg!(miri) { 10 } else { 1_000 } {
+                    for round in 0..if cfg!(miri) { 8 } else { 1_000 } {
                         let number = client * 100_000 + round;
                         let (answerer, reply) = pool.pair();
                         requests.send((number, answerer)).unwrap();

@@ -241,7 +241,7 @@ mod tests {
         for len in [0, 1, 255, 256, 257, 1000] {
             let mut bytes = vec![0; len];
             assert!(is_zero(&bytes));
-            for at in 0..len {
+            for at in (0..len).step_by(if cfg!(miri) { 37 } else { 1 }) {
                 bytes[at] = 1 << (at % 8);
                 assert!(!is_zero(&bytes), "{at} of {len}");
                 bytes[at] = 0;

@@ -47,6 +47,7 @@ mod review;
 mod rolls;
 mod space;
 mod special;
+mod threads;
 mod time;
 #[cfg(feature = "cli")]
 mod tool;

@@ -77,6 +77,13 @@ fn known_runs_keep_every_promise() {
     keep_every_promise(0, RUNS);
 }
 
+/// Miri runs this one: minutes there, milliseconds here.
+#[test]
+fn a_short_run_keeps_every_promise() {
+    let script = script::short();
+    assert_eq!(guarded(|| run(&mut World::new(1, &script.machine), &script)), Ok(()));
+}
+
 #[track_caller]
 fn keep_every_promise(first: u64, runs: u64) {
     for run in 0..runs {

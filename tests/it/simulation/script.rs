@@ -166,6 +166,33 @@ pub fn prepared_segments(durability: Durability) -> Script {
     Script { machine: Machine { slow_rings: true, ..Machine::default() }, actions }
 }
 
+/// Appends in both ways, records larger than a block, rolls, reads from memory and from the disk, a torn tail.
+pub fn short() -> Script {
+    let config = TopicConfig {
+        segment_bytes: 9000,
+        preallocate_bytes: 4096,
+        commit_bytes: 4096,
+        index_interval: 2,
+        tail_bytes: 8192,
+        ..TopicConfig::default()
+    };
+    let actions = vec![
+        Action::Create { topic: T, config },
+        alone(10),
+        append(&[(0, 0), (6, 3000)]),
+        append(&[(5, 300)]),
+        Action::Step(6),
+        append(&[(6, 5000), (2, 20)]),
+        Action::Settle,
+        Action::Read { topic: T, from: 0, appended: false },
+        append(&[(3, 2000); 2]),
+        Action::Step(3),
+        Action::Crash(Crash::TornPower),
+        alone(70),
+    ];
+    Script { machine: Machine { slow_rings: true, ..Machine::default() }, actions }
+}
+
 /// A topic with records is deleted.
 pub fn deleted_topic(durability: Durability) -> Script {
     let config = TopicConfig {
