@@ -10,12 +10,12 @@ use crate::sim::{open, tiny};
 use crate::support::{Row, TOPIC, assert_in_order, batch, partition_of, read_all};
 
 const PRODUCERS: u64 = 2;
-const BATCHES: u64 = if cfg!(miri) { 6 } else { 300 };
+const BATCHES: u64 = if cfg!(miri) { 6 } else { 100 };
 const RECORDS: u64 = PRODUCERS * BATCHES * 2;
 
-/// A record of a producer.
+/// A record of a producer. Two that wait are more than the writer encodes beside a write in the ring.
 fn value(producer: u64, number: u64) -> Vec<u8> {
-    let len = [8, 300, 60, 1100][(number % 4) as usize];
+    let len = [8, 50_000, 60, 35_000][(number % 4) as usize];
     [&number.to_be_bytes()[..], &vec![(producer * 100 + number) as u8; len]].concat()
 }
 
@@ -36,10 +36,10 @@ fn produce(partition: &Partition, producer: u64) {
 
 /// Reads each record as soon as it is there.
 fn follow(partition: &Partition, visibility: Visibility) -> Vec<Row> {
-    let mut reader = partition.reader_with(visibility, 8192).unwrap();
+    let mut reader = partition.reader_with(visibility, 64 << 10).unwrap();
     let mut rows: Vec<Row> = Vec::new();
     while (rows.len() as u64) < RECORDS {
-        let records = reader.read(rows.len() as u64, 4096).unwrap();
+        let records = reader.read(rows.len() as u64, 60_000).unwrap();
         rows.extend(records.iter().map(Row::from));
         if records.is_empty() {
             thread::yield_now();
@@ -56,7 +56,7 @@ fn readers_at_the_end_follow_producers_through_memory_that_is_used_again() {
         let sim = SimDisk::new(1);
         sim.overlap_rings(slow_rings);
         let broker = open(&sim);
-        let topic = TopicConfig { durability, tail_bytes: 8192, queue_batches: 4, ..tiny(6000) };
+        let topic = TopicConfig { durability, commit_bytes: 128 << 10, tail_bytes: 256 << 10, queue_batches: 4, ..tiny(200_000) };
         broker.create_topic(TOPIC, topic).unwrap();
         let partition = partition_of(&broker);
         let rows = thread::scope(|scope| {

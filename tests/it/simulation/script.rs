@@ -166,27 +166,29 @@ pub fn prepared_segments(durability: Durability) -> Script {
     Script { machine: Machine { slow_rings: true, ..Machine::default() }, actions }
 }
 
-/// Appends in both ways, records larger than a block, rolls, reads from memory and from the disk, a torn tail.
+/// Appends in both ways, as many at once as go into the ring, rolls, reads from memory and from the disk, a torn tail.
 pub fn short() -> Script {
     let config = TopicConfig {
-        segment_bytes: 9000,
-        preallocate_bytes: 4096,
-        commit_bytes: 4096,
+        segment_bytes: 200_000,
+        preallocate_bytes: 65_536,
+        commit_bytes: 96 << 10,
         index_interval: 2,
-        tail_bytes: 8192,
+        tail_bytes: 256 << 10,
         ..TopicConfig::default()
     };
+    let large = (6, 50_000);
     let actions = vec![
         Action::Create { topic: T, config },
         alone(10),
-        append(&[(0, 0), (6, 3000)]),
-        append(&[(5, 300)]),
-        Action::Step(6),
-        append(&[(6, 5000), (2, 20)]),
+        append(&[(0, 0), large]),
+        append(&[large]),
+        append(&[large, (2, 20)]),
+        append(&[large]),
         Action::Settle,
         Action::Read { topic: T, from: 0, appended: false },
-        append(&[(3, 2000); 2]),
-        Action::Step(3),
+        append(&[large]),
+        append(&[large, large]),
+        Action::Step(5),
         Action::Crash(Crash::TornPower),
         alone(70),
     ];
