@@ -214,7 +214,7 @@ impl Examiner<'_> {
             }
             return Ok(());
         };
-        if examined.role.may_change && self.heals(path, (examined.next_offset, at))? {
+        if examined.role.may_change && heals(self.disk, path, (examined.next_offset, at), self.patience)? {
             examined.flaw = None;
             let told = "appends were under way; the log was checked up to here";
             examined.findings.push(Find::info(Code::UnderWay, at, told).of(path));
@@ -238,17 +238,6 @@ impl Examiner<'_> {
             examined.findings.push(Find::info(Code::TornTail, at, told).of(path));
         }
         Ok(())
-    }
-
-    /// Whether a place that held no record holds one by and by, or nothing: a writer was at it.
-    fn heals(&self, path: &Path, from: (u64, u64)) -> Result<bool> {
-        for pause in pauses(self.patience) {
-            thread::sleep(pause);
-            if !is_flawed(self.disk, path, from)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     fn check_sum(&self, examined: &Examined, log: &dyn File) -> Result<Option<Find>> {
@@ -278,8 +267,20 @@ impl Examiner<'_> {
     }
 }
 
-/// Whether what is at that place of a log now, an offset and a position, is neither a record nor nothing.
-pub(super) fn is_flawed(disk: &dyn Disk, path: &Path, from: (u64, u64)) -> Result<bool> {
+/// Whether a place of a log that held no record, an offset and a position, holds one by and by, or nothing: a writer was at it.
+pub(super) fn heals(disk: &dyn Disk, path: &Path, from: (u64, u64), patience: Duration) -> Result<bool> {
+    for pause in pauses(patience) {
+        // A writer of another process tells nobody.
+        thread::sleep(pause);
+        if !is_flawed(disk, path, from)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether what is at that place of a log now is neither a record nor nothing.
+fn is_flawed(disk: &dyn Disk, path: &Path, from: (u64, u64)) -> Result<bool> {
     let log = open_log(disk, path)?;
     let len = log.0.len().map_err(Error::io("measure", path))?;
     if len < from.1 {

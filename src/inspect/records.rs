@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use super::examine::{has_moved, is_flawed, open_log, pauses, scanner};
+use super::examine::{has_moved, heals, open_log, scanner};
 use super::listing::Listing;
 use crate::error::{Error, Result};
 use crate::io::transfer::read_up_to_at;
@@ -208,20 +207,11 @@ impl StoredRecords {
         match outcome {
             // A writer cut the room behind the records while it was read.
             Err(error) if has_moved(&error) && at.position > start => Ok(false),
-            Err(Error::Damaged { .. }) if self.left.len() < 2 && self.heals(at)? => Ok(true),
+            Err(Error::Damaged { .. }) if self.left.len() < 2 && heals(&*self.disk, &at.path, (at.offset, at.position), self.patience)? => {
+                Ok(true)
+            }
             outcome => outcome,
         }
-    }
-
-    /// Whether a writer was at the place where no record is.
-    fn heals(&self, at: &At) -> Result<bool> {
-        for pause in pauses(self.patience) {
-            thread::sleep(pause);
-            if !is_flawed(&*self.disk, &at.path, (at.offset, at.position))? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }
 
