@@ -69,7 +69,12 @@ pub fn exported<T>(sim: &SimDisk, judge: impl FnOnce(&Path) -> T) -> T {
 
 /// The files of partition 0.
 pub fn files(sim: &SimDisk) -> Files {
-    sim.files(&dir()).into_iter().map(|(name, bytes)| (name.into_string().unwrap(), bytes)).collect()
+    files_in(sim, &dir())
+}
+
+/// Those of a directory.
+pub fn files_in(sim: &SimDisk, dir: &Path) -> Files {
+    sim.files(dir).into_iter().map(|(name, bytes)| (name.into_string().unwrap(), bytes)).collect()
 }
 
 /// The oracle's word on partition 0: nothing but preallocated space and foreign files may be noted.
@@ -117,6 +122,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !done() {
         assert!(start.elapsed() < oracle::HANG_LIMIT, "never: {what}");
+        // Between two looks: it is the condition that ends the wait.
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }

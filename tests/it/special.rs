@@ -2,7 +2,9 @@
 //! and nobody waits for its other end.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -41,15 +43,14 @@ const KINDS: [(&str, Make); 4] = [
     ("directory", |path| fs::create_dir(path).unwrap()),
     ("link", |path| std::os::unix::fs::symlink("nowhere", path).unwrap()),
     ("pipe", |path| mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap()),
-    ("socket", |path| drop(std::os::unix::net::UnixListener::bind_addr(&address(path)).unwrap())),
+    ("socket", make_socket),
 ];
 
 /// The path of a socket is shorter than those of the tests: it is made by way of the directory's descriptor.
-fn address(path: &Path) -> std::os::unix::net::SocketAddr {
-    use std::os::fd::AsRawFd;
-    let dir = Box::leak(Box::new(fs::File::open(path.parent().unwrap()).unwrap()));
+fn make_socket(path: &Path) {
+    let dir = fs::File::open(path.parent().unwrap()).unwrap();
     let short = format!("/proc/self/fd/{}/{}", dir.as_raw_fd(), path.file_name().unwrap().to_str().unwrap());
-    std::os::unix::net::SocketAddr::from_pathname(short).unwrap()
+    drop(UnixListener::bind(short).unwrap());
 }
 
 /// Fails after a minute instead of waiting for ever.

@@ -14,6 +14,7 @@ use super::model::{Crash, Log, Model, Presence, Sent, TopicModel, Verdict, batch
 use super::script::{Action, Machine};
 use crate::format::HEADER;
 use crate::oracle::{self, Report, u32_at, u64_at};
+use crate::sim;
 use crate::support::{Rng, config};
 
 const DATA: &str = "/made/data";
@@ -456,8 +457,7 @@ impl World {
     /// The oracle's word on a partition.
     fn judge(&self, topic: &str, partition: u32) -> Verdict<Report> {
         let dir = partition_dir(topic, partition);
-        let files = self.sim.files(&dir).into_iter().map(|(name, bytes)| (name.to_string_lossy().into_owned(), bytes));
-        let report = oracle::check_files(&files.collect());
+        let report = oracle::check_files(&sim::files_in(&self.sim, &dir));
         // On a full disk an index waits in memory.
         let excused = |code: &str| self.full && code == "EMPTY_INDEX";
         let wrong: Vec<_> = report.wrong().into_iter().filter(|finding| !excused(finding.code)).collect();
