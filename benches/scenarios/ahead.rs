@@ -97,6 +97,7 @@ fn keep_ahead(file: &dyn File, zeros: &[u8], from: u64, total: u64, (position, o
         if zeroed < written + AHEAD && zeroed < total {
             zeroed += zero(file, zeros, zeroed, total)?;
         } else {
+            // Far enough ahead. Asking to be woken would cost the thread that is measured.
             thread::sleep(Duration::from_micros(50));
         }
     }

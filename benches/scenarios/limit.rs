@@ -60,6 +60,7 @@ impl Bare {
         let mut due = start;
         while due < start + warmup + time {
             let left = due.saturating_duration_since(Instant::now());
+            // The timetable is what is measured against; a sleep may last too long, so the end is watched for.
             std::thread::sleep(left.saturating_sub(WATCH));
             while Instant::now() < due {
                 std::hint::spin_loop();

@@ -268,6 +268,7 @@ fn answers_until(due: Instant, in_flight: &mut VecDeque<(Instant, Ticket)>, shar
         let left = (due - now).saturating_sub(WATCH);
         match in_flight.pop_front() {
             None if left.is_zero() => std::hint::spin_loop(),
+            // Until the timetable's next append, but for the end, which is watched for.
             None => thread::sleep(left),
             Some((begun, ticket)) => match if left.is_zero() { ticket.try_wait() } else { ticket.wait_timeout(left) } {
                 Ok(answer) => {

@@ -66,6 +66,7 @@ impl Survey {
             // All of it shows in names and lengths: while these stay, so does what was found.
             while Signs::of(disk, dir)? == signs {
                 let Some(pause) = pauses.next() else { return looked };
+                // A writer of another process tells nobody.
                 thread::sleep(pause);
             }
         }

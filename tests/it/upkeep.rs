@@ -36,6 +36,7 @@ impl Jumping {
 
     /// How often it was asked in a time in which nothing happens.
     fn asked_while_idle(&self) -> u64 {
+        // What is still being done after the last append comes to an end; then real time passes in which nothing may be asked.
         std::thread::sleep(Duration::from_millis(300));
         let before = self.asked.load(Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(500));
@@ -169,6 +170,7 @@ fn a_checkpoint_vouches_for_no_entry_past_its_position() {
     syncing.join().unwrap().unwrap();
     until("entries past the durable end are in the file", || {
         append(&partition, 10).unwrap();
+        // Longer than an idle writer leaves entries in memory.
         std::thread::sleep(Duration::from_millis(120));
         sim.read_file(&sim::dir().join("00000000000000000000.index")).len() as u64 / 16 > partition.durable_end() + 100
     });
@@ -177,6 +179,7 @@ fn a_checkpoint_vouches_for_no_entry_past_its_position() {
         let _ = append(&partition, 10);
         sim.exists(&sim::dir().join("checkpoint")) && sim.ops().iter().any(|op| op.kind == OpKind::Sync && op.path.ends_with("checkpoint"))
     });
+    // Time for what is begun to end, which nothing tells: the promise holds at any moment.
     std::thread::sleep(Duration::from_millis(100));
     let Slot { next_offset, entries, .. } = sim::checkpoint(&sim).unwrap();
     let forked = sim.fork(3);
@@ -201,6 +204,7 @@ fn what_is_left_of_a_next_segment_that_could_not_be_made_is_gone() {
         append(&partition, 200_000).unwrap();
     }
     until("it was tried", || prepared_is_ready(&sim));
+    // Time for it to be removed, or wrongly made again, which nothing tells.
     std::thread::sleep(Duration::from_millis(100));
     let left: Vec<_> = names(&sim).into_iter().filter(|name| name.starts_with("prepared")).collect();
     drop(partition);
@@ -250,6 +254,7 @@ fn a_checkpoint_begun_on_a_roll_fits_the_segment() {
     hold.wait_until_held();
     hold.release();
     until("the checkpoint is of the new segment", || sim::checkpoint(&sim).is_some_and(|slot| slot.base == 5));
+    // Time for the checkpoint's sync to end, which nothing tells: the promise holds at any moment.
     std::thread::sleep(Duration::from_millis(100));
     let forked = sim.fork(3);
     forked.crash_process();
@@ -476,6 +481,7 @@ fn lives_of_floods_refusals_and_crashes_keep_what_was_acknowledged() {
                     let _ = partition.sync();
                 }
                 if rng.below(10) == 0 {
+                    // Lets the commits before this one end at another moment each time.
                     std::thread::sleep(Duration::from_micros(rng.below(2000)));
                 }
             }

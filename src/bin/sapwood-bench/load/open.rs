@@ -126,6 +126,7 @@ impl Producer<'_> {
             }
             match due.checked_duration_since(Instant::now()) {
                 None | Some(Duration::ZERO) => return true,
+                // Until the timetable's next record; a stop is looked for meanwhile.
                 Some(wait) => thread::sleep(wait.min(LOOK)),
             }
         }
