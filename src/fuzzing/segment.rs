@@ -51,10 +51,11 @@ fn tail(log: &dyn File, data: &[u8], wanted: &Scan, expected: u64) {
         let (mut at, mut records) = (wanted.end, 0);
         while at + format::HEADER <= data.len() {
             let offset = u64_at(data, at);
-            let near = offset >= expected && offset - expected < 1 << 32;
+            let ahead = offset.checked_sub(expected);
             match Stored::decode(&data[at..], offset) {
-                Ok(record) if near => {
-                    records += 1;
+                // One with an earlier offset is stepped over like a later one: what lies across its end is none.
+                Ok(record) if ahead.is_none_or(|ahead| ahead < 1 << 32) => {
+                    records += u64::from(ahead.is_some());
                     at += record.bytes();
                 }
                 _ => at += 1,
