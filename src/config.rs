@@ -57,10 +57,11 @@ pub enum Recovery {
 }
 
 /// What opening does where records that were on the device once, as the partition's checkpoint tells, are damaged or gone
-/// from the end of the segment that takes the appends. A torn tail, the trace of a write that was never acknowledged, is no damage.
+/// from the end of the log, be it that the file of the last segment is. A torn tail, the trace of a write that was never acknowledged, is no damage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum OnDamage {
-    /// Opening fails with [`Error::Damaged`], which names the place, and changes no byte of the partition.
+    /// Opening fails with [`Error::Damaged`], which names the place, or [`Error::RecordsMissing`], which names the records, and changes
+    /// no byte of the partition.
     #[default]
     Refuse,
     /// What begins with the damage is copied to a file beside the segment, durably, and cut: the partition goes on with the

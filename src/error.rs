@@ -133,14 +133,14 @@ pub enum Error {
         /// The check that failed.
         flaw: Flaw,
     },
-    /// Records are missing between two segments.
+    /// Records are missing between two segments, or behind the last one.
     #[error("the records {from} up to, not including, {to} are missing from {path:?}")]
     RecordsMissing {
         /// The partition's directory.
         path: PathBuf,
         /// The first that is missing.
         from: u64,
-        /// The first that is there again.
+        /// The first that is there again, or that would follow.
         to: u64,
     },
     /// A sealed log is not the one that was sealed, though each of its records passes its checks.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::format::{Log, name};
+use super::format::{Log, Slot, name};
 use super::{Input, append, assert_named, disk_with, files, open, read_all, store_settings, tiny};
 use crate::{BrokerConfig, Error, OnDamage, OwnedRecord, Recovery, Result};
 
@@ -133,6 +133,10 @@ fn judge(sound: &Files, all: &Files, log: &Log, config: &BrokerConfig, settings:
             return;
         }
     };
+    let checkpoint = all.get("checkpoint").and_then(|file| Slot::newest(file));
+    if let Some((_, slot)) = checkpoint.filter(|_| config.on_damage == OnDamage::Refuse) {
+        assert!(partition.durable_end() >= slot.next_offset, "records that were durable are given up unasked: {slot:?}");
+    }
     let found = read_all(&partition, log);
     let served: BTreeMap<u64, OwnedRecord> = found.iter().filter_map(|(offset, record)| Some((*offset, record.clone().ok()?))).collect();
     let bases: BTreeSet<u64> =

@@ -139,6 +139,11 @@ impl Log {
         self.records.get(&offset)
     }
 
+    /// The first offset.
+    pub(super) fn first(&self) -> u64 {
+        self.segments.first_key_value().map_or(0, |(&base, _)| base)
+    }
+
     pub(super) fn records_of(&self, base: u64) -> impl Iterator<Item = &Stored> {
         self.records.range(base..base + self.segments[&base]).map(|(_, record)| record)
     }

@@ -232,7 +232,8 @@ impl Examiner<'_> {
             let sentence = format!("{} whole records with earlier offsets lie behind the end", found.older);
             examined.findings.push(Find::warning(Code::StaleRecords, at, sentence).of(path));
         }
-        if is_last && self.checkpoint.is_none_or(|checkpoint| checkpoint.base != examined.base || checkpoint.position <= at) {
+        let is_told = |of: &Checkpoint| if of.base == examined.base { at < of.position } else { examined.next_offset < of.next_offset };
+        if is_last && !self.checkpoint.is_some_and(is_told) {
             let known = if self.checkpoint.is_some() { "the checkpoint" } else { "any checkpoint" };
             let told = format!("a torn tail: {known} does not say that it was ever acknowledged, and opening cuts it");
             examined.findings.push(Find::info(Code::TornTail, at, told).of(path));

@@ -193,7 +193,16 @@ fn judge_checkpoint(dir: &Path, held: std::io::Result<HeldCheckpoint>, segments:
         Err(error) => return vec![unfit(format!("it cannot be read: {error}"))],
     };
     let Some(index) = segments.iter().position(|segment| segment.base == base) else {
-        return vec![unfit(format!("it is of the segment {base}, which is not there"))];
+        let end = segments.last().map_or(0, |last| last.next_offset);
+        if end >= next_offset {
+            return vec![unfit(format!("it is of the segment {base}, which is not there"))];
+        }
+        let sentence = format!(
+            "the checkpoint says that the records up to {next_offset} were on the device, and that this log was the active one; \
+             it is not there, and the logs that are hold records up to {end}"
+        );
+        let log = dir.join(Name { base, kind: Kind::Log }.to_string());
+        return vec![Find::error(Code::DurableRecordsLost, 0, sentence).of(log)];
     };
     let segment = &segments[index];
     let mut findings = Vec::new();

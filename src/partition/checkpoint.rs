@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::Error;
 use crate::io::transfer::{read_up_to_at, write_all_at};
 use crate::io::{Disk, EntryKind, File, Open};
 use crate::record::to_usize;
@@ -50,6 +51,12 @@ impl Checkpoint {
     /// Whether both say the same of what is durable.
     pub(super) fn says_the_same(&self, other: &Self) -> bool {
         Self { clean: other.clean, ..*self } == *other
+    }
+
+    /// The records that were durable and are not there, if the log of the partition in `dir` ends before `next_offset`.
+    pub(crate) fn missing(&self, dir: &Path, next_offset: u64) -> Option<Error> {
+        let to = self.next_offset;
+        (next_offset < to).then(|| Error::RecordsMissing { path: dir.to_owned(), from: next_offset, to })
     }
 
     fn encode(&self, sequence: u64) -> [u8; to_usize(SLOT_BYTES)] {

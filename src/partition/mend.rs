@@ -56,7 +56,7 @@ impl Judged {
     /// Finds the end of the segment's log, from the checkpoint on if there is one that fits.
     ///
     /// # Errors
-    /// [`Error::Damaged`] if what the checkpoint says was durable is not there, and damage is to be refused.
+    /// [`Error::Damaged`] or [`Error::RecordsMissing`] if what the checkpoint says was durable is not there, and damage is to be refused.
     pub(super) fn of(
         disk: &dyn Disk,
         dir: &Path,
@@ -68,8 +68,8 @@ impl Judged {
         let path = dir.join(Name { base, kind: Kind::Log }.to_string());
         let log = disk.open(&path, Open::WRITE).map_err(Error::io("open", &path))?;
         let len = log.len().map_err(Error::io("measure", &path))?;
-        let checkpoint = checkpoint.filter(|checkpoint| checkpoint.base == base);
-        let wanted = checkpoint.filter(|_| opening.recovery == Recovery::FromCheckpoint);
+        let is_of_this = |checkpoint: &&Checkpoint| checkpoint.base == base;
+        let wanted = checkpoint.filter(is_of_this).filter(|_| opening.recovery == Recovery::FromCheckpoint);
         let trusted = wanted.and_then(|checkpoint| trusted_entries(disk, dir, checkpoint, config.index_interval));
         // Past the page cache, where that is possible: what is read once needs no place in it.
         let direct = disk.open(&path, Open { direct: true, ..Open::READ }).ok();
@@ -91,11 +91,9 @@ impl Judged {
             }
         };
         let trusted = if matches!(found, Finding::Fits | Finding::Clean) { wanted.map_or(0, |checkpoint| checkpoint.entries) } else { 0 };
-        let damage = checkpoint.filter(|checkpoint| walk.position < checkpoint.position).map(|_| way.damage(&walk));
-        match damage {
-            Some(error) if opening.on_damage == OnDamage::Refuse && guard::stands(Guard::OpeningRefusesDamage) => Err(error),
-            damage => Ok(Self { path, log, base, len, walk, trusted, found, damage }),
-        }
+        let damage = checkpoint.and_then(|checkpoint| lost(checkpoint, way, &walk));
+        damage.iter().try_for_each(|error| refuse(error, opening))?;
+        Ok(Self { path, log, base, len, walk, trusted, found, damage })
     }
 
     /// Whether the checkpoint fits the files of this segment, so that it may be believed of those before.
@@ -194,6 +192,22 @@ impl Judged {
         checkpoints.tell(written);
         kept
     }
+}
+
+/// What the checkpoint says was durable, and the walk of the last segment's log did not come to.
+fn lost(checkpoint: &Checkpoint, way: Way<'_>, walk: &Walk) -> Option<Error> {
+    if checkpoint.base == way.base {
+        return (walk.position < checkpoint.position).then(|| way.damage(walk));
+    }
+    // It is of a segment that is not there, or not the last one any more.
+    let missing = checkpoint.missing(way.path.parent().unwrap_or(way.path), walk.next_offset)?;
+    Some(if walk.flaw.is_some() { way.damage(walk) } else { missing })
+}
+
+/// Fails with the damage, unless it is to be cut.
+pub(super) fn refuse(damage: &Error, opening: Opening) -> Result<()> {
+    let refused = opening.on_damage == OnDamage::Refuse && guard::stands(Guard::OpeningRefusesDamage);
+    if refused { Err(damage.clone()) } else { Ok(()) }
 }
 
 fn checkpoint_at(end: &End, entries: u64) -> Checkpoint {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::checkpoint::{self, Checkpoint, Checkpoints};
-use super::mend::Judged;
+use super::mend::{self, Judged};
 use super::walk::{Walk, Way};
 use crate::config::{Opening, Recovery, TopicConfig};
 use crate::error::{Error, Result};
@@ -36,8 +36,9 @@ pub struct PartitionReport {
     pub next_offset: u64,
     /// What was cut from behind the last record.
     pub torn_tail: Option<TornTail>,
-    /// Damage in the active segment that was cut, because [`OnDamage::CutAside`](crate::OnDamage::CutAside) was asked for.
-    /// `torn_tail` tells what was cut and where it was copied; none if the log only ended too early.
+    /// Damage in the active segment that was cut, or records missing from the end that were given up, because
+    /// [`OnDamage::CutAside`](crate::OnDamage::CutAside) was asked for. `torn_tail` tells what was cut and where it was copied; none if
+    /// the log only ended too early.
     pub repaired: Option<Error>,
     /// Whether the active segment was taken up at a checkpoint, or else all of it was scanned.
     pub from_checkpoint: bool,
@@ -120,11 +121,18 @@ pub(super) fn recover(
     let disk = &**disk;
     let abandoned = find_abandoned(disk, dir, &bases, newest.as_ref(), config, &mut report)?;
     bases.truncate(bases.len() - usize::from(abandoned.is_some()));
+    let active = bases.last().map(|&base| Judged::of(disk, dir, base, newest.as_ref(), config, opening)).transpose()?;
     let known = newest.filter(|checkpoint| bases.binary_search(&checkpoint.base).is_ok());
-    if newest.is_some() && known.is_none() {
-        tracing::warn!(path = %dir.display(), "the checkpoint is of a segment that is not there; going on without");
+    if active.is_none()
+        && let Some(error) = newest.and_then(|checkpoint| checkpoint.missing(dir, 0))
+    {
+        mend::refuse(&error, opening)?;
+        tracing::error!(%error, "beginning anew, as it was asked for");
+        report.repaired = Some(error);
     }
-    let active = bases.last().map(|&base| Judged::of(disk, dir, base, known.as_ref(), config, opening)).transpose()?;
+    if newest.is_some() && known.is_none() {
+        tracing::warn!(path = %dir.display(), "the checkpoint is of a segment that is not there");
+    }
     // From here on things are changed.
     for path in unfinished {
         disk.remove_file(&path).map_err(Error::io("remove", &path))?;
