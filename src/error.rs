@@ -94,11 +94,11 @@ pub enum Error {
         path: PathBuf,
     },
     /// No room for more of the log: the device is full, the quota used up, or the file as large as it may be. Everything that was acknowledged is intact, and appends succeed again once there is room.
-    #[error("no room for {needed} more bytes of {path:?}; {appended} records of the batch were appended before")]
+    #[error("{}", no_room(path, *needed, *appended))]
     DiskFull {
         /// The file that could not be extended.
         path: PathBuf,
-        /// Bytes that were asked for.
+        /// Bytes that were asked for; 0 if there was none for the file itself.
         needed: u64,
         /// How many of the batch's first records are in the log: 0, unless the batch spans segments.
         appended: u64,
@@ -217,6 +217,13 @@ impl Error {
     /// Whether bytes on the disk are not what was written.
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::SumMismatch { .. } | Self::RecordsMissing { .. } | Self::PartitionMissing { .. })
+    }
+}
+
+fn no_room(path: &Path, needed: u64, appended: u64) -> String {
+    match needed {
+        0 => format!("no room for {path:?}"),
+        _ => format!("no room for {needed} more bytes of {path:?}; {appended} records of the batch were appended before"),
     }
 }
 

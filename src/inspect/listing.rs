@@ -1,6 +1,7 @@
 //! What lies in a partition's directory, by name.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 
 use super::finding::{Code, Find, Finding};
@@ -21,6 +22,8 @@ pub(super) struct Listing {
     /// What was set aside.
     pub(super) aside: Vec<String>,
     pub(super) checkpoint: bool,
+    /// What has a name of the engine's files, and is no regular file.
+    pub(super) irregular: Vec<String>,
     /// What is none of a partition's.
     strays: Vec<(String, EntryKind)>,
 }
@@ -34,11 +37,12 @@ impl Listing {
         for entry in entries {
             let text = || entry.name.to_string_lossy().into_owned();
             match Name::parse(&entry.name) {
+                None if segment::is_copy(&entry.name) && !segment::is_unfinished(&entry.name) => listing.aside.push(text()),
+                _ if entry.kind != EntryKind::File && is_ours(&entry.name) => listing.irregular.push(text()),
                 _ if entry.kind != EntryKind::File => listing.strays.push((text(), entry.kind)),
                 Some(Name { base, kind: Kind::Log }) => drop(listing.segments.insert(base, Vec::new())),
                 Some(name) => beside.push(name),
                 None if segment::is_unfinished(&entry.name) || segment::is_prepared(&entry.name) => listing.unfinished.push(text()),
-                None if segment::is_copy(&entry.name) => listing.aside.push(text()),
                 None if entry.name == CHECKPOINT => listing.checkpoint = true,
                 None => listing.strays.push((text(), entry.kind)),
             }
@@ -75,6 +79,10 @@ impl Listing {
             };
             findings.push(find.of(dir.join(name)));
         }
+        for name in &self.irregular {
+            let told = "a directory, a link or a special file, where the engine has a file of its own; it is passed over";
+            findings.push(Find::warning(Code::NotARegularFile, 0, told).of(dir.join(name)));
+        }
         for name in &self.orphans {
             findings.push(Find::warning(Code::OrphanIndex, 0, "there is no log of that name").of(dir.join(name.to_string())));
         }
@@ -83,8 +91,14 @@ impl Listing {
             findings.push(Find::info(Code::Unfinished, 0, told).of(dir.join(name)));
         }
         for name in &self.aside {
-            findings.push(Find::info(Code::SetAside, 0, "bytes that were cut from a log and set aside; never read").of(dir.join(name)));
+            findings
+                .push(Find::info(Code::SetAside, 0, "what was cut from a log or was in its way, set aside; never read").of(dir.join(name)));
         }
         findings
     }
+}
+
+/// Whether the engine makes files of that name.
+fn is_ours(name: &OsStr) -> bool {
+    Name::parse(name).is_some() || segment::is_unfinished(name) || segment::is_prepared(name) || name == CHECKPOINT
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use super::examine::Examined;
 use super::finding::{Code, Finding, Severity};
 use super::survey::Survey;
+use crate::partition::CHECKPOINT;
 use crate::segment::{Kind, Name};
 
 /// What to do about damage in sealed segments and gaps or overlaps between segments. None of it stops a partition's appends, but
@@ -42,8 +43,9 @@ pub(super) enum Step {
     /// What is going to be cut is copied, before anything else is changed: without its checkpoint, damage looks like a torn tail, which the
     /// next opening may cut without a copy.
     CopyAside { base: u64, position: u64, next_offset: u64 },
-    /// The checkpoint goes: it would speak of files that are not the same any more.
-    RemoveCheckpoint,
+    /// The checkpoint goes: it would speak of files that are not the same any more. It says that the records up to there were
+    /// durable, if not all of them are there.
+    RemoveCheckpoint { durable: Option<u64> },
     /// A file that holds no record and nothing that cannot be had from a log.
     Remove { name: String, why: &'static str },
     /// A file gets a name that is no segment's.
@@ -71,6 +73,22 @@ impl Step {
         }
     }
 
+    /// The file that it is about, or the first of them.
+    pub(super) fn name(&self) -> String {
+        let of = |base, kind| Name { base, kind }.to_string();
+        match *self {
+            Self::RemoveCheckpoint { .. } => CHECKPOINT.to_owned(),
+            Self::Remove { ref name, .. } | Self::SetFileAside { ref name } => name.clone(),
+            Self::Rebuild { base, kind, .. } => of(base, kind),
+            Self::WriteSum { base } => of(base, Kind::Sum),
+            Self::CopyAside { base, .. }
+            | Self::SetSegmentAside { base, .. }
+            | Self::RemoveSegment { base }
+            | Self::Cut { base, .. }
+            | Self::CutZeros { base, .. } => of(base, Kind::Log),
+        }
+    }
+
     fn aside(segment: &Examined) -> Self {
         Self::SetSegmentAside { base: segment.base, next_offset: segment.next_offset }
     }
@@ -83,7 +101,13 @@ impl fmt::Display for Step {
             Self::CopyAside { base, position, .. } => {
                 write!(f, "copy what is in {} from byte {position} on to {base:020}.{position}.torn", log(*base))
             }
-            Self::RemoveCheckpoint => write!(f, "remove the checkpoint, which costs the next opening a scan"),
+            Self::RemoveCheckpoint { durable: None } => write!(f, "remove the checkpoint, which costs the next opening a scan"),
+            Self::RemoveCheckpoint { durable: Some(end) } => {
+                write!(
+                    f,
+                    "remove the checkpoint: it says that all records before {end} were durable, and not all of them are there any more"
+                )
+            }
             Self::Remove { name, why } => write!(f, "remove {name}: {why}"),
             Self::SetFileAside { name } => write!(f, "rename {name} to {name}.torn, which is never read"),
             Self::SetSegmentAside { base, next_offset } => {
@@ -168,21 +192,37 @@ pub(super) fn decide(survey: &Survey, choices: RepairChoices, interval: Option<u
     early.append(&mut mended.early);
     steps.append(&mut mended.steps);
     let mut left = mended.left;
+    let stays = |finding: &&Finding| is_foreign(survey, finding) || is_backwards(&segments, finding);
+    let more: Vec<_> = survey.findings().filter(stays).filter(|finding| !left.contains(finding)).cloned().collect();
+    left.extend(more);
     if choices.sealed == SealedDamage::Leave && !breaks.is_empty() {
         let of_breaks = |finding: &&Finding| matches!(finding.code, Code::SegmentGap | Code::SegmentOverlap | Code::EmptySealedSegment);
         left.extend(survey.findings().filter(of_breaks).filter(|finding| steps.is_empty() || !is_removed(&steps, finding)).cloned());
     }
-    // What was not finished goes first: a copy that was not is made under the same name.
-    let unfinished = survey.listing.unfinished.len();
+    // What another thing has the place of, and what was not finished, goes first: a copy that was not is made under the same name.
+    let unfinished = survey.listing.irregular.len() + survey.listing.unfinished.len();
     let touches_records = |step: &Step| !matches!(step, Step::WriteSum { .. } | Step::CutZeros { .. } | Step::CopyAside { .. });
     if survey.checkpoint_is_wrong() || (survey.listing.checkpoint && steps.iter().any(touches_records)) {
-        early.insert(unfinished, Step::RemoveCheckpoint);
+        early.insert(unfinished, Step::RemoveCheckpoint { durable: survey.lost() });
     }
     if let Some((base, position, next_offset)) = steps.iter().find_map(Step::cut) {
         early.insert(unfinished, Step::CopyAside { base, position, next_offset });
     }
     early.append(&mut steps);
     Decided { steps: early, left, keeps: readable(&segments) }
+}
+
+/// Whether a finding is about a directory, link or special file under a name that is none of the engine's.
+fn is_foreign(survey: &Survey, finding: &Finding) -> bool {
+    let is_ours = |name: &str| survey.listing.irregular.iter().any(|ours| ours == name);
+    finding.code == Code::NotARegularFile && !finding.path.file_name().and_then(|name| name.to_str()).is_some_and(is_ours)
+}
+
+/// Whether a finding is about a record of these segments that is stamped earlier than the one before it, of these as well.
+fn is_backwards(segments: &[&Examined], finding: &Finding) -> bool {
+    let base = finding.path.file_name().and_then(Name::parse).map(|name| name.base);
+    let stays = segments.iter().position(|segment| Some(segment.base) == base);
+    finding.code == Code::TimestampBackwards && stays.is_some_and(|index| index > 0 || finding.position > 0)
 }
 
 /// Whether a finding is about a segment that the steps remove.
@@ -195,6 +235,9 @@ fn is_removed(steps: &[Step], finding: &Finding) -> bool {
 fn leftovers(survey: &Survey) -> Vec<Step> {
     let listing = &survey.listing;
     let mut steps = Vec::new();
+    for name in &listing.irregular {
+        steps.push(Step::SetFileAside { name: name.clone() });
+    }
     for name in &listing.unfinished {
         steps.push(Step::Remove { name: name.clone(), why: "it was not finished" });
     }
@@ -335,9 +378,20 @@ impl RepairPlan {
         self.decided.steps.iter().map(Step::to_string)
     }
 
-    /// What stays wrong: damage that these choices leave alone.
+    /// What stays wrong: what these choices leave alone, and what no repair mends.
     pub fn left(&self) -> &[Finding] {
         &self.decided.left
+    }
+
+    /// The offsets of records that the checkpoint says were durable, and that are not there any more; none if all of them are. What
+    /// follows the kept ones is given anew.
+    pub fn loses(&self) -> Range<u64> {
+        let durable = self.decided.steps.iter().find_map(|step| match *step {
+            Step::RemoveCheckpoint { durable } => durable,
+            _ => None,
+        });
+        let end = self.decided.keeps.end;
+        end..durable.unwrap_or(end).max(end)
     }
 
     /// The offsets of the records that can be read one after another once it is applied. Where nothing is left wrong, these are all.

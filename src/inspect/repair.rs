@@ -45,7 +45,7 @@ pub(super) fn apply(disk: &dyn Disk, of: &RepairPlan) -> Result<Repaired> {
     let mut repaired = Repaired::default();
     for step in &of.decided.steps {
         let done = Applying { disk, dir }.step(step, &mut repaired);
-        done.map_err(|error| Error::io("repair", dir)(error))?;
+        done.map_err(Error::io("repair", &dir.join(step.name())))?;
         disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
     }
     Ok(repaired)
@@ -93,7 +93,7 @@ impl Applying<'_> {
                 repaired.set_aside.extend(self.copy_aside(base, position, next_offset)?);
                 Ok(())
             }
-            Step::RemoveCheckpoint => disk.remove_file(&dir.join(CHECKPOINT)),
+            Step::RemoveCheckpoint { .. } => disk.remove_file(&dir.join(CHECKPOINT)),
             Step::Remove { ref name, .. } => disk.remove_file(&dir.join(name)),
             Step::SetFileAside { ref name } => {
                 repaired.set_aside.push(set_file_aside(disk, dir, name)?);

@@ -22,6 +22,8 @@ pub(super) struct Survey {
     pub(super) dir: PathBuf,
     pub(super) listing: Listing,
     pub(super) segments: Vec<Examined>,
+    /// The records up to there were durable, says the checkpoint.
+    durable: Option<u64>,
     /// What is not of one segment alone.
     findings: Vec<Finding>,
 }
@@ -97,7 +99,8 @@ impl Survey {
         let mut findings = listing.findings(dir);
         findings.extend(chain(dir, &segments));
         findings.extend(if listing.checkpoint { judge_checkpoint(dir, held, &segments) } else { Vec::new() });
-        Ok(Self { dir: dir.to_owned(), listing, segments, findings })
+        let durable = checkpoint.map(|checkpoint| checkpoint.next_offset);
+        Ok(Self { dir: dir.to_owned(), listing, segments, durable, findings })
     }
 
     /// What may be gone by and by.
@@ -120,6 +123,11 @@ impl Survey {
     /// Everything that was found: first what is of no segment, then by segment.
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().chain(self.segments.iter().flat_map(|segment| &segment.findings))
+    }
+
+    /// Up to where records were durable, if not all of them are there.
+    pub(super) fn lost(&self) -> Option<u64> {
+        self.durable.filter(|_| self.findings.iter().any(|finding| finding.code == Code::DurableRecordsLost))
     }
 
     /// Whether the checkpoint is not what it should be.

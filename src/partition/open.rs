@@ -211,7 +211,7 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
             _ if (segment::is_unfinished(&entry.name) || segment::is_prepared(&entry.name)) && entry.kind == EntryKind::File => {
                 unfinished.push(path);
             }
-            _ if segment::is_copy(&entry.name) && entry.kind == EntryKind::File => {}
+            None if segment::is_copy(&entry.name) && !segment::is_unfinished(&entry.name) => {}
             _ if entry.name == checkpoint::NAME => checkpoint = Some(entry.kind),
             _ => report.ignored.push(path),
         }

@@ -94,10 +94,15 @@ impl Segment {
     pub(crate) fn locate(&self, disk: &dyn Disk, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
         let path = self.path(Kind::Log);
         if let Some(hint) = self.hint(disk, offset) {
-            if let Ok(position) = walk(log, &path, hint, offset, end) {
-                return Ok(position);
+            match walk(log, &path, hint, offset, end) {
+                Ok(position) => return Ok(position),
+                Err(Error::Damaged { position, .. }) if position == hint.1 => {
+                    let path = self.path(Kind::Index);
+                    tracing::warn!(path = %path.display(), "the index is wrong at offset {}; scanning the segment instead", hint.0);
+                }
+                // The scan tells whether what it led to was right.
+                Err(_) => {}
             }
-            tracing::warn!(path = %self.path(Kind::Index).display(), "the index is wrong at offset {}; scanning the segment instead", hint.0);
         }
         self.locate_by_scan(log, offset, end)
     }

@@ -45,9 +45,18 @@ pub(crate) fn data_end(file: &dyn File, range: Range<u64>) -> io::Result<u64> {
 
 fn last_set_byte(log: &dyn File, range: Range<u64>) -> io::Result<Option<u64>> {
     let mut window = Vec::new();
-    let mut end = range.end;
+    let (mut end, mut step) = (range.end, to_u64(WINDOW));
     while end > range.start {
-        let start = end.saturating_sub(to_u64(WINDOW)).max(range.start);
+        let start = end.saturating_sub(step).max(range.start);
+        // A hole need not be read to be known, and one that is large is passed in a few steps that grow.
+        if log.next_data(start)?.is_none_or(|data| data >= end) {
+            (end, step) = (start, step.saturating_mul(2));
+            continue;
+        }
+        if step > to_u64(WINDOW) {
+            step = to_u64(WINDOW);
+            continue;
+        }
         window.resize(to_usize(end - start), 0);
         read_exact_at(log, &mut window, start)?;
         if !is_zero(&window) {
@@ -62,13 +71,16 @@ fn last_set_byte(log: &dyn File, range: Range<u64>) -> io::Result<Option<u64>> {
 /// Copies bytes `span` of the log to a file beside it, durably and whole or not at all, and gives its path.
 ///
 /// The name tells segment and position. A copy of the same bytes, left by an opening that was interrupted, is taken for this one.
+/// Holes stay holes.
 pub(crate) fn copy_aside(disk: &dyn Disk, log: &dyn File, log_path: &Path, span: &Range<u64>) -> io::Result<PathBuf> {
     let unfinished = log_path.with_extension("torn.tmp");
     {
         let copy = disk.open(&unfinished, Open::EMPTY)?;
+        copy.set_len(span.end - span.start)?;
         let mut window = Vec::new();
         let mut at = span.start;
-        while at < span.end {
+        while let Some(data) = log.next_data(at)?.filter(|&data| data < span.end) {
+            at = data;
             window.resize(to_usize((span.end - at).min(to_u64(WINDOW))), 0);
             read_exact_at(log, &mut window, at)?;
             write_all_at(&*copy, &window, at - span.start, false)?;
@@ -137,7 +149,13 @@ fn holds_span(disk: &dyn Disk, path: &Path, log: &dyn File, span: &Range<u64>) -
     }
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let mut at = span.start;
-    while at < span.end {
+    // Where both are holes, both are zeros.
+    let next_data = |at: u64| -> io::Result<Option<u64>> {
+        let theirs = copy.next_data(at - span.start)?.map(|data| data + span.start);
+        Ok(log.next_data(at)?.into_iter().chain(theirs).min().filter(|&data| data < span.end))
+    };
+    while let Some(data) = next_data(at)? {
+        at = data;
         let len = to_usize((span.end - at).min(to_u64(WINDOW)));
         ours.resize(len, 0);
         theirs.resize(len, 0);

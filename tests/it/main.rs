@@ -37,6 +37,7 @@ mod layers;
 mod lengths;
 mod limits;
 mod locking;
+mod missing;
 mod oracle_checks;
 mod producers;
 mod property;

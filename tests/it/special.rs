@@ -1,9 +1,9 @@
 //! What is no regular file under a name of the engine's: a directory, a link to nowhere, a pipe or a socket. It is told of, left alone,
-//! and nobody waits for its other end.
+//! and nobody waits for its other end. And files that are nearly all hole.
 
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,11 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use sapwood::inspect::{Code, RepairChoices};
+use sapwood::inspect::{Code, RepairChoices, SealedDamage};
 use sapwood::{Backend, Broker, BrokerConfig};
 
 use crate::repair::inspector;
-use crate::support::{append, config, data_with, partition_of, small};
+use crate::support::{append, config, data_with, partition_of, read_all, report_of, scratch, small};
 use crate::verify::look;
 
 /// Every kind of file that a partition has, of a sealed segment and of the last one.
@@ -37,9 +37,9 @@ const NAMES: [&str; 14] = [
 ];
 
 /// Makes one there.
-type Make = fn(&Path);
+pub type Make = fn(&Path);
 
-const KINDS: [(&str, Make); 4] = [
+pub const KINDS: [(&str, Make); 4] = [
     ("directory", |path| fs::create_dir(path).unwrap()),
     ("link", |path| std::os::unix::fs::symlink("nowhere", path).unwrap()),
     ("pipe", |path| mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap()),
@@ -86,8 +86,6 @@ fn what_is_no_regular_file_is_told_of_and_left_alone_and_nobody_waits() {
                 let told = |code| report.findings.iter().any(|finding| finding.path == path && finding.code == code);
                 assert!(told(Code::NotARegularFile), "{what}: {:#?}", report.findings);
                 assert!(report.segments.len() >= 5, "{what}: the others are looked at");
-                // It says what it would do, or that it cannot.
-                let _ = inspector().plan_repair(&dir, RepairChoices { write_sums: true, ..RepairChoices::default() });
 
                 let config = BrokerConfig { check_sealed: true, ..config(Backend::Auto, small()) };
                 let broker = Broker::open(data.path(), config).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -97,6 +95,90 @@ fn what_is_no_regular_file_is_told_of_and_left_alone_and_nobody_waits() {
                 drop(partition);
                 broker.close().unwrap();
                 assert!(is_special(&path), "{what}");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_repair_gives_what_is_no_regular_file_another_name_and_makes_the_rest_anew() {
+    for (kind, make) in KINDS {
+        for name in NAMES {
+            let what = format!("a {kind} as {name}");
+            eprintln!("{what}");
+            let (data, dir) = data_with("demo-36-segment-270");
+            let path = dir.join(name);
+            let is_log = name.ends_with("6.log");
+            let _ = fs::remove_file(&path);
+            make(&path);
+            unless_it_hangs(&what.clone(), move || {
+                let choices = RepairChoices { write_sums: true, sealed: SealedDamage::KeepBefore, ..RepairChoices::default() };
+                let plan = inspector().plan_repair(&dir, choices).unwrap();
+                let repaired = inspector().apply(&plan).unwrap_or_else(|error| panic!("{what}: {error}\n{plan}"));
+                let aside = dir.join(format!("{name}.torn"));
+                assert!(is_special(&aside) && repaired.set_aside.contains(&aside), "{what}: {repaired:?}");
+                let report = look(&dir);
+                assert!(report.is_clean(), "{what}: {:#?}", report.findings);
+                // A sealed log in its place is a gap.
+                let kept = if is_log {
+                    6
+                } else if name.ends_with("30.log") {
+                    30
+                } else {
+                    36
+                };
+                assert_eq!(report.next_offset, kept, "{what}");
+                let broker = Broker::open(data.path(), config(Backend::Auto, small())).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(append(&partition_of(&broker), b"", b"goes on"), kept, "{what}");
+                broker.close().unwrap();
+                assert!(inspector().plan_repair(&dir, choices).unwrap().is_empty(), "{what}");
+            });
+        }
+    }
+}
+
+/// As `truncate -s` makes it: nothing but a hole behind what was there, and a byte at its end if `marked`.
+fn stretch(path: &Path, len: u64, marked: bool) {
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(len).unwrap();
+    if marked {
+        file.write_all_at(&[1], len - 1).unwrap();
+    }
+}
+
+/// Whether the file system tells where the holes are.
+fn tells_holes(dir: &Path) -> bool {
+    let file = tempfile::tempfile_in(dir).unwrap();
+    file.set_len(1 << 20).unwrap();
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).is_err()
+}
+
+#[test]
+fn holes_of_a_terabyte_are_passed_over_and_stay_holes() {
+    const STRETCHED: [&str; 4] =
+        ["00000000000000000006.index", "00000000000000000030.timeindex", "00000000000000000030.index", "00000000000000000030.log"];
+    if !tells_holes(scratch().path()) {
+        return eprintln!("SKIPPED: the file system does not tell where its holes are");
+    }
+    for (name, marked) in STRETCHED.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+        for by_repair in [false, true] {
+            let what = format!("{name}, marked: {marked}, by repair: {by_repair}");
+            eprintln!("{what}");
+            unless_it_hangs(&what.clone(), move || {
+                let (data, dir) = data_with("demo-36-segment-270");
+                stretch(&dir.join(name), 1 << 40, marked);
+                let report = look(&dir);
+                assert_eq!(report.records, 36, "{what}: {:#?}", report.findings);
+                if by_repair {
+                    inspector().apply(&inspector().plan_repair(&dir, RepairChoices::default()).unwrap()).unwrap();
+                    assert!(look(&dir).is_clean(), "{what}");
+                }
+                let broker = Broker::open(data.path(), config(Backend::Auto, small())).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(report_of(&broker).torn_tail.is_some(), marked && !by_repair && name.ends_with("log"), "{what}");
+                assert_eq!(read_all(&partition_of(&broker)).len(), 36, "{what}");
+                broker.close().unwrap();
+                let blocks: u64 = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().blocks()).sum();
+                assert!(blocks * 512 < 64 << 20, "{what}: {blocks} blocks");
             });
         }
     }

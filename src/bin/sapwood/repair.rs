@@ -26,11 +26,17 @@ pub fn run(args: &RepairArgs) -> Result<Answer, Stop> {
         return Ok(Answer::clean_if(to_do.is_empty() && !left));
     }
     let mut answer = Answer::clean_if(!left);
+    let mut failed = Vec::new();
     for plan in to_do {
-        answer = answer.and(apply(&inspector, plan, &mut out)?);
+        match apply(&inspector, plan, &mut out) {
+            Ok(repaired) => answer = answer.and(repaired),
+            // The others are no worse for it.
+            Err(Stop::Failed(error)) => failed.push(error),
+            Err(stop) => return Err(stop),
+        }
     }
     out.flush()?;
-    Ok(answer)
+    if failed.is_empty() { Ok(answer) } else { Err(Stop::Failed(failed.join("\nsapwood: "))) }
 }
 
 /// Asks, if there is somebody to ask.
@@ -53,6 +59,10 @@ fn apply(inspector: &Inspector, plan: &RepairPlan, out: &mut Out) -> Result<Answ
     }
     let report = inspector.verify(plan.path())?;
     let records = format!("the records {} up to, not including, {} can be read", report.first_offset, report.next_offset);
-    writeln!(out, "{}: repaired; {records}", plan.path().display())?;
+    let lost = match plan.loses() {
+        lost if lost.is_empty() => String::new(),
+        lost => format!("; the records {} up to, not including, {}, which were durable, are not in the log any more", lost.start, lost.end),
+    };
+    writeln!(out, "{}: repaired; {records}{lost}", plan.path().display())?;
     Ok(Answer::clean_if(report.is_clean()))
 }
