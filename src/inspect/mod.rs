@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::broker;
 use crate::error::{Error, Result};
 use crate::io::{Backend, Disk, EntryKind, OsDisk};
 use crate::segment;
@@ -146,14 +147,23 @@ impl Inspector {
         Ok(Listing::of(&*self.disk, dir)?.index_files().map(|name| dir.join(name.to_string())).collect())
     }
 
-    /// The partitions' directories in a data directory or a topic's, in order; a partition's directory is its only one. None where
-    /// there is nothing that the engine could have made.
+    /// Whether a broker had the directory as its data directory: its lock lies there.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn is_data_dir(&self, dir: impl AsRef<Path>) -> Result<bool> {
+        broker::has_lock(&*self.disk, dir.as_ref())
+    }
+
+    /// The partitions' directories in a data directory or a topic's, in order; a partition's directory is its only one. Also those
+    /// that are not there, though their topic tells of them: verifying says so. None where there is nothing that the engine could have
+    /// made.
     ///
     /// # Errors
     /// What the system says.
     pub fn partitions(&self, dir: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
         let (disk, dir) = (&*self.disk, dir.as_ref());
-        if segment::has_any(disk, dir).map_err(Error::io("list", dir))? {
+        if Topic::lacks(disk, dir) || segment::has_any(disk, dir).map_err(Error::io("list", dir))? {
             return Ok(vec![dir.to_owned()]);
         }
         if Topic::is_laid_out(disk, dir)? {
@@ -170,8 +180,10 @@ impl Inspector {
             }
         }
         // A partition that was never written to holds nothing yet.
-        let is_new =
-            entries.iter().all(|entry| entry.kind == EntryKind::File) && crate::partition::has_only_ours(disk, dir).unwrap_or(false);
+        let is_empty = entries.is_empty() && !repair::is_at_home(disk, dir)?;
+        let is_new = !is_empty
+            && entries.iter().all(|entry| entry.kind == EntryKind::File)
+            && crate::partition::has_only_ours(disk, dir).unwrap_or(false);
         Ok(if partitions.is_empty() && is_new { vec![dir.to_owned()] } else { partitions })
     }
 

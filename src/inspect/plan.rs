@@ -192,7 +192,7 @@ pub(super) fn decide(survey: &Survey, choices: RepairChoices, interval: Option<u
     early.append(&mut mended.early);
     steps.append(&mut mended.steps);
     let mut left = mended.left;
-    let stays = |finding: &&Finding| is_foreign(survey, finding) || is_backwards(&segments, finding);
+    let stays = |finding: &&Finding| is_past_repair(survey, finding) || is_backwards(&segments, finding);
     let more: Vec<_> = survey.findings().filter(stays).filter(|finding| !left.contains(finding)).cloned().collect();
     left.extend(more);
     if choices.sealed == SealedDamage::Leave && !breaks.is_empty() {
@@ -212,8 +212,12 @@ pub(super) fn decide(survey: &Survey, choices: RepairChoices, interval: Option<u
     Decided { steps: early, left, keeps: readable(&segments) }
 }
 
-/// Whether a finding is about a directory, link or special file under a name that is none of the engine's.
-fn is_foreign(survey: &Survey, finding: &Finding) -> bool {
+/// Whether a finding is about a directory, link or special file under a name that is none of the engine's, or about a whole partition
+/// that is missing.
+fn is_past_repair(survey: &Survey, finding: &Finding) -> bool {
+    if finding.code == Code::PartitionMissing {
+        return true;
+    }
     let is_ours = |name: &str| survey.listing.irregular.iter().any(|ours| ours == name);
     finding.code == Code::NotARegularFile && !finding.path.file_name().and_then(|name| name.to_str()).is_some_and(is_ours)
 }

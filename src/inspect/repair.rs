@@ -31,6 +31,9 @@ pub struct Repaired {
 /// Looks at a partition's directory, and decides.
 pub(super) fn plan(disk: &dyn Disk, dir: &Path, choices: RepairChoices) -> Result<RepairPlan> {
     let survey = Survey::of(disk, dir, Duration::ZERO)?;
+    if survey.is_nowhere() {
+        return Ok(RepairPlan { dir: dir.to_owned(), choices, decided: decide(&survey, choices, None) });
+    }
     let interval = home(disk, dir)?.and_then(|home| Topic::stored_interval(disk, &home.topic));
     Ok(RepairPlan { dir: dir.to_owned(), choices, decided: decide(&survey, choices, interval) })
 }
@@ -38,6 +41,9 @@ pub(super) fn plan(disk: &dyn Disk, dir: &Path, choices: RepairChoices) -> Resul
 /// Makes the changes, if they are still those that the plan shows.
 pub(super) fn apply(disk: &dyn Disk, of: &RepairPlan) -> Result<Repaired> {
     let dir = &of.dir;
+    if of.is_empty() {
+        return Ok(Repaired::default());
+    }
     let _lock = lock(disk, dir)?;
     if plan(disk, dir, of.choices)? != *of {
         return Err(Error::PlanOutdated { path: dir.clone() });
@@ -69,6 +75,11 @@ fn home(disk: &dyn Disk, dir: &Path) -> Result<Option<Home>> {
     }
     let is_home = broker::has_lock(disk, data)? || Topic::stored_interval(disk, topic).is_some();
     Ok(is_home.then(|| Home { data: data.to_owned(), topic: topic.to_owned() }))
+}
+
+/// Whether a directory is, by its place, that of a partition.
+pub(super) fn is_at_home(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    Ok(home(disk, dir)?.is_some())
 }
 
 /// Keeps brokers away. A directory that stands alone no broker can have open: one that is open lies in a data directory with a lock.

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::io::{Disk, Open};
 use crate::partition::{CHECKPOINT, Checkpoint, HeldCheckpoint};
 use crate::segment::{Kind, Name};
+use crate::topic::Topic;
 
 /// What was found in a partition's directory.
 pub(super) struct Survey {
@@ -45,6 +46,11 @@ const PASSING: [Code; 10] = [
 impl Survey {
     /// Looks at everything.
     pub(super) fn of(disk: &dyn Disk, dir: &Path, patience: Duration) -> Result<Self> {
+        if Topic::lacks(disk, dir) {
+            let told = "the topic should have this partition, and its directory is not there; no broker opens the topic without it";
+            let findings = vec![Find::error(Code::PartitionMissing, 0, told).of(dir)];
+            return Ok(Self { dir: dir.to_owned(), listing: Listing::default(), segments: Vec::new(), durable: None, findings });
+        }
         let mut settled = BTreeMap::new();
         let mut pauses = pauses(patience);
         let mut before: Option<Vec<Finding>> = None;
@@ -101,6 +107,11 @@ impl Survey {
         findings.extend(if listing.checkpoint { judge_checkpoint(dir, held, &segments) } else { Vec::new() });
         let durable = checkpoint.map(|checkpoint| checkpoint.next_offset);
         Ok(Self { dir: dir.to_owned(), listing, segments, durable, findings })
+    }
+
+    /// Whether there is no such directory.
+    pub(super) fn is_nowhere(&self) -> bool {
+        self.findings.iter().any(|finding| finding.code == Code::PartitionMissing)
     }
 
     /// What may be gone by and by.

@@ -3,6 +3,7 @@
 mod name;
 mod settings;
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -88,10 +89,19 @@ impl Topic {
         }
     }
 
-    /// The directories of the partitions that lie in `dir`, in the order of their numbers, if it is a topic's or could be.
+    /// The directories of the partitions in `dir`, in the order of their numbers, if it is a topic's or could be; also those that
+    /// are not there, though its settings or later ones tell of them.
     pub(crate) fn partition_dirs(disk: &dyn Disk, dir: &Path) -> Result<Vec<PathBuf>> {
         let (numbers, _) = partition_numbers(disk, dir).map_err(Error::io("list", dir))?;
-        Ok(numbers.into_iter().map(|number| dir.join(number.to_string())).collect())
+        Ok((0..told_partitions(disk, dir, &numbers)).map(|number| dir.join(number.to_string())).collect())
+    }
+
+    /// Whether `partition` is the directory of a partition that its topic tells of, and that is not there.
+    pub(crate) fn lacks(disk: &dyn Disk, partition: &Path) -> bool {
+        let number = partition.file_name().and_then(partition_number);
+        let (Some(dir), Some(number)) = (partition.parent(), number) else { return false };
+        // Where nothing can be listed, nothing is told.
+        partition_numbers(disk, dir).is_ok_and(|(numbers, _)| !numbers.contains(&number) && number < told_partitions(disk, dir, &numbers))
     }
 
     /// Every how many records one is entered in the indexes of this topic, as its settings tell; none without sound settings.
@@ -218,12 +228,7 @@ fn has_segments(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
 fn partition_numbers(disk: &dyn Disk, dir: &Path) -> io::Result<(Vec<u32>, Vec<PathBuf>)> {
     let (mut numbers, mut others) = (Vec::new(), Vec::new());
     for entry in disk.list(dir)? {
-        // In decimal, without leading zeros: exactly what the number prints as.
-        let number = entry
-            .name
-            .to_str()
-            .and_then(|name| name.parse().ok().filter(|number: &u32| *number < MAX_PARTITIONS && number.to_string() == name));
-        match number {
+        match partition_number(&entry.name) {
             Some(number) if entry.kind == EntryKind::Directory => numbers.push(number),
             _ if settings::is_name(&entry.name) => {}
             _ => others.push(dir.join(&entry.name)),
@@ -232,6 +237,18 @@ fn partition_numbers(disk: &dyn Disk, dir: &Path) -> io::Result<(Vec<u32>, Vec<P
     numbers.sort_unstable();
     others.sort();
     Ok((numbers, others))
+}
+
+/// The number of the partition whose directory has that name: in decimal, without leading zeros, exactly what the number prints as.
+fn partition_number(name: &OsStr) -> Option<u32> {
+    let name = name.to_str()?;
+    name.parse().ok().filter(|number: &u32| *number < MAX_PARTITIONS && number.to_string() == name)
+}
+
+/// How many partitions the topic in `dir` tells of, in which those of these numbers lie.
+fn told_partitions(disk: &dyn Disk, dir: &Path, numbers: &[u32]) -> u32 {
+    let counted = numbers.last().map_or(0, |last| last + 1);
+    settings::stored(disk, dir).map_or(counted, |config| config.partitions.max(counted))
 }
 
 #[cfg(test)]

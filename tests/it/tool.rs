@@ -265,3 +265,67 @@ fn b027_memory_is_bounded_whatever_the_sizes_say() {
     assert!(assert_exits(&limited("verify --patience 0", &dir), 1).contains("CRC_MISMATCH"));
     assert_eq!(assert_exits(&limited("dump", &dir), 1).lines().count(), 33);
 }
+
+#[test]
+fn a_partition_without_a_directory_is_told_by_verifying_and_by_a_repair() {
+    let data = scratch();
+    let topic = sapwood::TopicConfig { partitions: 3, ..small() };
+    let (broker, partition) = create(data.path(), Backend::Posix, &topic);
+    drop(partition);
+    broker.close().unwrap();
+    let dir = partition_dir(data.path());
+    let topic = dir.parent().unwrap();
+    for settings in [true, false] {
+        if !settings {
+            fs::remove_file(topic.join("topic.json")).unwrap();
+        }
+        for gone in [0, 1, 2] {
+            let (there, away) = (topic.join(gone.to_string()), topic.join("away"));
+            fs::rename(&there, &away).unwrap();
+            // Without settings nothing tells of a last one.
+            let is_told = settings || gone < 2;
+            for path in [topic, data.path()] {
+                let objects = lines(&assert_exits(&tool(&["verify", "--json"], path), i32::from(is_told)));
+                let told = |object: &&Value| object["code"] == "PARTITION_MISSING" && object["path"] == there.to_str().unwrap();
+                assert_eq!(objects.iter().filter(told).count(), usize::from(is_told), "{objects:?}");
+            }
+            assert_exits(&tool(&["repair", "--yes"], topic), i32::from(is_told));
+            assert_exits(&tool(&["verify"], &there), if is_told { 1 } else { 2 });
+            fs::rename(&away, &there).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_no_partition_is_not_called_clean() {
+    let data = scratch();
+    let empty = data.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    assert_exits(&tool(&["verify"], &empty), 2);
+    assert_exits(&tool(&["repair", "--yes"], &empty), 2);
+    // Where a broker was and made nothing yet, nothing is wrong; nor in a partition without a record.
+    open(&data.path().join("data"), Backend::Posix, &small()).close().unwrap();
+    assert_exits(&tool(&["verify"], &data.path().join("data")), 0);
+    let (broker, _) = create(&data.path().join("data"), Backend::Posix, &small());
+    broker.close().unwrap();
+    let dir = partition_dir(&data.path().join("data"));
+    for entry in fs::read_dir(&dir).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    assert_exits(&tool(&["verify"], &dir), 0);
+}
+
+#[test]
+fn dump_takes_no_other_file_for_a_log_and_does_not_blame_an_index_for_the_end() {
+    let (data, dir) = data_with(DEMO);
+    open(data.path(), Backend::Posix, &small()).close().unwrap();
+    fs::write(segment_path(&dir, 0, "sum"), [0; 40]).unwrap();
+    for path in [segment_path(&dir, 0, "sum"), dir.join("checkpoint"), data.path().join(".lock")] {
+        assert!(assert_exits(&tool(&["dump"], &path), 2).is_empty(), "{}", path.display());
+    }
+    for from in ["36", "37", "18446744073709551615"] {
+        let output = tool(&["dump", "--from", from], &dir);
+        assert!(assert_exits(&output, 0).is_empty());
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("WARN"), "{output:?}");
+    }
+}

@@ -27,11 +27,20 @@ pub fn run(args: &DumpArgs) -> Result<Answer, Stop> {
     } else {
         match extension(&args.path) {
             "index" | "timeindex" => dump.entries(&inspector, &args.path),
+            _ if holds_neither(&args.path) => {
+                return Err(Stop::Failed(format!("{} holds neither records nor entries of an index", args.path.display())));
+            }
             _ => dump.records(inspector.read_log(&args.path, args.from)?),
         }
     }?;
     dump.out.flush()?;
     Ok(answer)
+}
+
+/// Whether a file's name is that of another kind of the engine's files.
+fn holds_neither(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    extension(path) == "sum" || matches!(name, "checkpoint" | "topic.json" | ".lock")
 }
 
 fn extension(path: &Path) -> &str {

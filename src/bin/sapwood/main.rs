@@ -89,10 +89,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// The partitions in a directory, at least one.
+/// The partitions in a directory: at least one, but in a data directory that has no topic.
 pub fn partitions(inspector: &Inspector, dir: &Path) -> Result<Vec<PathBuf>, Stop> {
     let partitions = inspector.partitions(dir)?;
-    if partitions.is_empty() {
+    if partitions.is_empty() && inspector.is_data_dir(dir)? {
+        eprintln!("sapwood: {} is a data directory without a topic in it", dir.display());
+    } else if partitions.is_empty() {
         let message = format!("{} is no partition's directory, no topic's, and no data directory with a topic in it", dir.display());
         return Err(Stop::Failed(message));
     }
