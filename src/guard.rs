@@ -11,6 +11,8 @@ pub enum Guard {
     RecordChecksum,
     /// A record whose offset is not the next one is none.
     RecordOffset,
+    /// Where an index leads, a record with the entry's offset must be; else the log is scanned.
+    IndexesAreHints,
     /// A commit's write asks the device to keep it.
     DurableWrites,
     /// An append is answered after its commit was written.
@@ -65,6 +67,7 @@ impl Guard {
     pub const ALL: &[Self] = &[
         Self::RecordChecksum,
         Self::RecordOffset,
+        Self::IndexesAreHints,
         Self::DurableWrites,
         Self::AnswersAfterWrites,
         Self::FailedWritesStop,

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::to_usize;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -95,6 +96,7 @@ impl Segment {
         let path = self.path(Kind::Log);
         if let Some(hint) = self.hint(disk, offset) {
             match walk(log, &path, hint, offset, end) {
+                _ if hint.0 == offset && !guard::stands(Guard::IndexesAreHints) => return Ok(hint.1),
                 Ok(position) => return Ok(position),
                 Err(Error::Damaged { position, .. }) if position == hint.1 => {
                     let path = self.path(Kind::Index);

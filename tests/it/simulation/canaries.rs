@@ -41,6 +41,7 @@ const MOST_OPERATIONS: u64 = 400;
 const CANARIES: &[(Guard, Way)] = &[
     (Guard::RecordChecksum, Way::Random(19)),
     (Guard::RecordOffset, Way::Probe("stale records", stale_records_stay_gone)),
+    (Guard::IndexesAreHints, Way::Probe("an index that lies", an_index_that_lies_is_not_believed)),
     (Guard::DurableWrites, Way::Random(0)),
     (Guard::AnswersAfterWrites, Way::Random(1)),
     (Guard::FailedWritesStop, Way::Random(1)),
@@ -156,6 +157,23 @@ fn whole_records_are_copied_aside() -> Verdict {
     drop(open(&sim));
     let copies = crate::sim::names(&sim).into_iter().filter(|name| Path::new(name).extension().is_some_and(|end| end == "torn"));
     ensure!(copies.count() == 1, "the records behind the hole are nowhere");
+    Ok(())
+}
+
+/// A record is found in spite of its index entry.
+fn an_index_that_lies_is_not_believed() -> Verdict {
+    let index = "00000000000000000006.index";
+    let lie = |dir: &Path| {
+        let mut bytes = std::fs::read(dir.join(index)).unwrap();
+        // The second record's entry leads to the third one.
+        let third = <[u8; 8]>::try_from(&bytes[40..48]).unwrap();
+        bytes[24..32].copy_from_slice(&third);
+        std::fs::write(dir.join(index), bytes).unwrap();
+    };
+    let sim = with_partition(1, &fixture(DEMO), lie);
+    let broker = open(&sim);
+    let found = partition_of(&broker).read_one(7).map(|record| record.offset);
+    ensure!(matches!(found, Ok(7)), "the record 7 is {found:?}");
     Ok(())
 }
 
