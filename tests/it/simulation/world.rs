@@ -557,6 +557,9 @@ impl World {
             Err(error) => {
                 // With faults to come, or no room to set something aside. Without, it must do.
                 ensure!(self.full || !error.is_damage(), "opening after a crash found damage: {error}");
+                // A sync that failed in the opening itself took what only the kernel had.
+                self.notice_failures();
+                self.forgo();
                 self.clear_faults();
                 self.sim.set_capacity(None);
                 self.limited = false;
