@@ -63,6 +63,19 @@ impl NoSegment {
         let error = full_or_io(error, "create", path, 0);
         if is_taken { Self::Failed(error) } else { Self::Refused(error) }
     }
+
+    /// The same, where an open that was refused may have made the file: it would stand there as a segment once the log goes on.
+    fn of_new(error: io::Error, shared: &Shared, path: &Path) -> Self {
+        let error = match Self::of(error, path) {
+            Self::Refused(error) => error,
+            failed => return failed,
+        };
+        let gone = match shared.disk.remove_file(path) {
+            Ok(()) => shared.disk.sync_dir(&shared.dir).is_ok(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if gone { Self::Refused(error) } else { Self::Failed(error) }
+    }
 }
 
 impl From<NoSegment> for Error {
@@ -77,7 +90,7 @@ impl Active {
     pub(super) fn create(shared: &Shared, base: u64) -> Result<Self, NoSegment> {
         let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
         let path = segment.path(Kind::Log);
-        let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| NoSegment::of(error, &path))?;
+        let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| NoSegment::of_new(error, shared, &path))?;
         let index = IndexFiles::new(Arc::clone(&segment), 0);
         if let Err(error) = index.open(&*shared.disk) {
             tracing::warn!(%error, path = %path.display(), "a segment begins without index files; they are made when it is possible");

@@ -223,8 +223,8 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
     }
     let last = logs.last_key_value().map(|(&base, _)| base);
     for (base, path) in sums {
-        if Some(base) == last {
-            // It takes appends again: those behind it were taken away by somebody.
+        if last.is_none_or(|last| base >= last) {
+            // That log takes appends again, or is going to be made anew: those behind it were taken away by somebody.
             unfinished.push(path);
         } else if !logs.contains_key(&base) {
             report.ignored.push(path);

@@ -148,6 +148,8 @@ fn only_who_says_so_gives_the_records_up() {
                 let what = format!("{how} of {} segments, by repair: {by_repair}", gone.len());
                 let broker = given_up(&data, &dir, by_repair);
                 assert_eq!(append(&partition_of(&broker), b"key", b"anew"), next, "{what}");
+                // Of those that come in the same places, what is left of the old ones would say nothing but lies.
+                assert!(gone.iter().all(|&base| !segment_path(&dir, base, "sum").exists()), "{what}");
                 broker.close().unwrap();
                 // The next opening is like any other.
                 let broker = open(&data, Backend::Auto, &small());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
 use sapwood::{Batch, Durability, Error, Partition, Ticket, TopicConfig, Visibility};
 
+use crate::format::segment_path;
 use crate::sim::{self, EIO, ENOSPC, assert_closed, assert_sound, create, names, prepared_is_ready, try_open, until};
 use crate::support::{TOPIC, assert_in_order, contents, each_backend, partition_dir, partition_of, read_all, scratch, seed};
 
@@ -376,4 +377,29 @@ fn direct_writes_that_are_refused_go_through_the_page_cache() {
         sim.power_loss_keeping_nothing();
         assert_kept(&sim, 12, "after a power loss");
     }
+}
+
+#[test]
+fn a_log_that_could_not_be_opened_is_not_left_behind() {
+    // Where direct I/O is refused, the attempt that is refused makes the file.
+    let (sim, broker, partition) = create(seed(), &sim::tiny(270));
+    crate::support::append(&partition, b"key", &[7; 200]);
+    sim.refuse_direct(true);
+    // The second attempt, through the page cache.
+    sim.fail(Fault { on: OpKind::Create, path_suffix: Some(".log".into()), nth: 2, effect: Effect::Error(EIO) });
+    let refused = partition.append_and_wait(Batch::of(Some(b"key"), &[8; 200]).unwrap()).unwrap_err();
+    assert!(!refused.is_failed(), "{refused}");
+    assert!(!sim.exists(&segment_path(&sim::dir(), 1, "log")), "an empty log of a segment that there is not");
+    // What fits goes on, and the next segment begins behind it, also after a power loss that takes whatever it can.
+    assert_eq!(crate::support::append(&partition, b"", b"small"), 1);
+    assert_eq!(crate::support::append(&partition, b"key", &[9; 200]), 2);
+    for seed in 0..20 {
+        let sim = sim.fork(seed);
+        sim.power_loss();
+        let broker = try_open(&sim, &sim::tiny(270)).unwrap();
+        assert_eq!(read_all(&partition_of(&broker)).len(), 3);
+    }
+    drop(partition);
+    broker.close().unwrap();
+    assert_closed(&sim, 1);
 }
