@@ -71,6 +71,8 @@ pub(super) struct Examiner<'a> {
     pub(super) disk: &'a dyn Disk,
     pub(super) dir: &'a Path,
     pub(super) checkpoint: Option<&'a Checkpoint>,
+    /// Names under which no regular file stands: what a link leads to is none of the segment's.
+    pub(super) irregular: &'a [String],
     /// How long to look again at what a writer at work could explain.
     pub(super) patience: Duration,
 }
@@ -116,10 +118,17 @@ impl Examiner<'_> {
         self.dir.join(Name { base, kind }.to_string())
     }
 
+    fn is_irregular(&self, base: u64, kind: Kind) -> bool {
+        self.irregular.contains(&Name { base, kind }.to_string())
+    }
+
     /// Reads all of a segment's files.
     pub(super) fn examine(&self, base: u64, role: Role) -> Result<Examined> {
         // Measured before the log is read: an entry is written after its record, so the log that is read has the record.
-        let indexes = [Kind::Index, Kind::TimeIndex].map(|kind| IndexCheck::open(self.disk, self.dir, base, kind, role.is_last));
+        let indexes = [Kind::Index, Kind::TimeIndex].map(|kind| match self.is_irregular(base, kind) {
+            true => Ok(None),
+            false => IndexCheck::open(self.disk, self.dir, base, kind, role.is_last),
+        });
         let [by_position, by_time] = indexes;
         let mut indexes = [by_position?, by_time?];
         let path = self.path(base, Kind::Log);
@@ -243,7 +252,10 @@ impl Examiner<'_> {
 
     fn check_sum(&self, examined: &Examined, log: &dyn File) -> Result<Option<Find>> {
         let path = self.path(examined.base, Kind::Sum);
-        let held = Sum::look(self.disk, self.dir, examined.base).map_err(Error::io("read", &path))?;
+        let held = match self.is_irregular(examined.base, Kind::Sum) {
+            true => HeldSum::Nothing,
+            false => Sum::look(self.disk, self.dir, examined.base).map_err(Error::io("read", &path))?,
+        };
         let is_last = examined.role.is_last;
         let sum = match held {
             HeldSum::Nothing if is_last => return Ok(None),

@@ -70,6 +70,8 @@ macro_rules! codes {
 codes! {
     /// A partition of a topic has no directory.
     PartitionMissing = "PARTITION_MISSING",
+    /// A topic's settings say nothing.
+    SettingsUnsound = "SETTINGS_UNSOUND",
     /// A log ends within a header.
     TornHeader = "TORN_HEADER",
     /// A record's offset is later than the one expected.

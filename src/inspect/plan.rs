@@ -212,10 +212,10 @@ pub(super) fn decide(survey: &Survey, choices: RepairChoices, interval: Option<u
     Decided { steps: early, left, keeps: readable(&segments) }
 }
 
-/// Whether a finding is about a directory, link or special file under a name that is none of the engine's, or about a whole partition
-/// that is missing.
+/// Whether a finding is about a directory, link or special file under a name that is none of the engine's, about a whole partition
+/// that is missing, or about the topic.
 fn is_past_repair(survey: &Survey, finding: &Finding) -> bool {
-    if finding.code == Code::PartitionMissing {
+    if matches!(finding.code, Code::PartitionMissing | Code::SettingsUnsound) {
         return true;
     }
     let is_ours = |name: &str| survey.listing.irregular.iter().any(|ours| ours == name);

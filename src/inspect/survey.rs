@@ -88,7 +88,7 @@ impl Survey {
             _ => None,
         };
         let listing = Listing::of(disk, dir)?;
-        let examiner = Examiner { disk, dir, checkpoint: checkpoint.as_ref(), patience };
+        let examiner = Examiner { disk, dir, checkpoint: checkpoint.as_ref(), irregular: &listing.irregular, patience };
         let bases = listing.bases();
         let mut segments = Vec::with_capacity(bases.len());
         for (left, &base) in (0..bases.len()).rev().zip(&bases) {
@@ -103,6 +103,11 @@ impl Survey {
             segments.push(examined);
         }
         let mut findings = listing.findings(dir);
+        findings.extend(Topic::unsound_settings(disk, dir).map(|path| {
+            let told =
+                "the topic's settings cannot be read or are out of range; a broker goes on with its fallback, and counts the directories";
+            Find::warning(Code::SettingsUnsound, 0, told).of(path)
+        }));
         findings.extend(chain(dir, &segments));
         findings.extend(if listing.checkpoint { judge_checkpoint(dir, held, &segments) } else { Vec::new() });
         let durable = checkpoint.map(|checkpoint| checkpoint.next_offset);

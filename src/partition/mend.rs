@@ -101,6 +101,11 @@ impl Judged {
         matches!(self.found, Finding::Fits | Finding::Clean)
     }
 
+    /// What was acknowledged and is damaged or gone.
+    pub(super) fn damage(&self) -> Option<&Error> {
+        self.damage.as_ref()
+    }
+
     /// Bytes of the log that were read.
     pub(super) fn read(&self) -> u64 {
         self.walk.read

@@ -108,7 +108,7 @@ pub(super) fn recover(
         rebuilt: Vec::new(),
         ignored: Vec::new(),
     };
-    let Listed { mut bases, unfinished, checkpoint } = list(&**disk, dir, &mut report)?;
+    let Listed { mut bases, in_the_way, unfinished, checkpoint } = list(&**disk, dir, &mut report)?;
     let mut checkpoints = Checkpoints::open(disk, dir, checkpoint);
     if checkpoints.is_foreign() {
         report.ignored.push(checkpoints.path());
@@ -129,6 +129,9 @@ pub(super) fn recover(
         mend::refuse(&error, opening)?;
         tracing::error!(%error, "beginning anew, as it was asked for");
         report.repaired = Some(error);
+    }
+    if let Some(Error::RecordsMissing { from, .. }) = active.as_ref().map_or(report.repaired.as_ref(), Judged::damage) {
+        refuse_what_is_in_the_way(disk, &in_the_way, *from)?;
     }
     if newest.is_some() && known.is_none() {
         tracing::warn!(path = %dir.display(), "the checkpoint is of a segment that is not there");
@@ -177,6 +180,8 @@ pub(super) fn recover(
 struct Listed {
     /// The bases of the segments, in order.
     bases: Vec<u64>,
+    /// What has the names of logs and is no regular file.
+    in_the_way: Vec<(u64, PathBuf)>,
     /// What was not finished: copies by an interrupted opening, the next segment by a writer.
     unfinished: Vec<PathBuf>,
     /// What has the checkpoint's name.
@@ -197,12 +202,16 @@ pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
 fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Listed> {
     let mut logs = BTreeMap::new();
     let (mut indexes, mut sums) = (Vec::new(), Vec::new());
-    let (mut unfinished, mut checkpoint) = (Vec::new(), None);
+    let (mut in_the_way, mut unfinished, mut checkpoint) = (Vec::new(), Vec::new(), None);
     for entry in disk.list(dir).map_err(Error::io("list", dir))? {
         let path = dir.join(&entry.name);
         match Name::parse(&entry.name) {
             Some(Name { base, kind: Kind::Log }) if entry.kind == EntryKind::File => {
                 logs.insert(base, path);
+            }
+            Some(Name { base, kind: Kind::Log }) => {
+                in_the_way.push((base, path.clone()));
+                report.ignored.push(path);
             }
             Some(Name { base, kind: Kind::Sum }) if entry.kind == EntryKind::File => sums.push((base, path)),
             Some(Name { base, .. }) if entry.kind == EntryKind::File => indexes.push((base, path)),
@@ -231,7 +240,14 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
         }
     }
     report.ignored.sort();
-    Ok(Listed { bases: logs.into_keys().collect(), unfinished, checkpoint })
+    Ok(Listed { bases: logs.into_keys().collect(), in_the_way, unfinished, checkpoint })
+}
+
+/// Where records are given up whose log's name something else has, the log that is made anew could not have it: that is said before
+/// anything is given up.
+fn refuse_what_is_in_the_way(disk: &dyn Disk, in_the_way: &[(u64, PathBuf)], from: u64) -> Result<()> {
+    let mut paths = in_the_way.iter().filter(|(base, _)| *base >= from).map(|(_, path)| path);
+    paths.try_for_each(|path| disk.open(path, Open::WRITE).map(drop).map_err(Error::io("open", path)))
 }
 
 /// Finds a last segment that is empty and begins within the one before it: one that found no room when it was made, whose

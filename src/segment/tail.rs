@@ -74,19 +74,10 @@ fn last_set_byte(log: &dyn File, range: Range<u64>) -> io::Result<Option<u64>> {
 /// Holes stay holes.
 pub(crate) fn copy_aside(disk: &dyn Disk, log: &dyn File, log_path: &Path, span: &Range<u64>) -> io::Result<PathBuf> {
     let unfinished = log_path.with_extension("torn.tmp");
-    {
-        let copy = disk.open(&unfinished, Open::EMPTY)?;
-        copy.set_len(span.end - span.start)?;
-        let mut window = Vec::new();
-        let mut at = span.start;
-        while let Some(data) = log.next_data(at)?.filter(|&data| data < span.end) {
-            at = data;
-            window.resize(to_usize((span.end - at).min(to_u64(WINDOW))), 0);
-            read_exact_at(log, &mut window, at)?;
-            write_all_at(&*copy, &window, at - span.start, false)?;
-            at += to_u64(window.len());
-        }
-        copy.sync()?;
+    if let Err(error) = copy(disk, log, &unfinished, span) {
+        // On a full disk, what could be copied would take the room of others' copies.
+        let _ = disk.remove_file(&unfinished);
+        return Err(error);
     }
     let dir = log_path.parent().expect("a log lies in a directory");
     for path in copies_of(log_path, span.start) {
@@ -105,6 +96,22 @@ pub(crate) fn copy_aside(disk: &dyn Disk, log: &dyn File, log_path: &Path, span:
         }
     }
     unreachable!("a directory holds fewer files than a u32 counts")
+}
+
+/// Copies bytes `span` of the log to a new file, durable but for its name.
+fn copy(disk: &dyn Disk, log: &dyn File, path: &Path, span: &Range<u64>) -> io::Result<()> {
+    let copy = disk.open(path, Open::EMPTY)?;
+    copy.set_len(span.end - span.start)?;
+    let mut window = Vec::new();
+    let mut at = span.start;
+    while let Some(data) = log.next_data(at)?.filter(|&data| data < span.end) {
+        at = data;
+        window.resize(to_usize((span.end - at).min(to_u64(WINDOW))), 0);
+        read_exact_at(log, &mut window, at)?;
+        write_all_at(&*copy, &window, at - span.start, false)?;
+        at += to_u64(window.len());
+    }
+    copy.sync()
 }
 
 /// Gives a whole log the name of a copy of all its bytes, durably, and tells it: no segment any more.

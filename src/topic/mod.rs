@@ -104,6 +104,14 @@ impl Topic {
         partition_numbers(disk, dir).is_ok_and(|(numbers, _)| !numbers.contains(&number) && number < told_partitions(disk, dir, &numbers))
     }
 
+    /// The path of the settings of the topic that `partition` is the directory of a partition of, if there are any and they say nothing.
+    pub(crate) fn unsound_settings(disk: &dyn Disk, partition: &Path) -> Option<PathBuf> {
+        partition.file_name().and_then(partition_number)?;
+        let dir = partition.parent()?;
+        let is_unsound = settings::exist(disk, dir).unwrap_or(false) && settings::stored(disk, dir).is_none();
+        is_unsound.then(|| settings::path(dir))
+    }
+
     /// Every how many records one is entered in the indexes of this topic, as its settings tell; none without sound settings.
     pub(crate) fn stored_interval(disk: &dyn Disk, dir: &Path) -> Option<u32> {
         settings::stored(disk, dir).map(|config| config.index_interval)

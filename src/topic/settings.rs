@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config::TopicConfig;
 use crate::error::{Error, Result};
@@ -20,6 +20,11 @@ pub(super) fn is_name(name: &OsStr) -> bool {
     name == NAME
 }
 
+/// Where they stand.
+pub(super) fn path(dir: &Path) -> PathBuf {
+    dir.join(NAME)
+}
+
 /// Whether there are any.
 pub(super) fn exist(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
     Ok(disk.list(dir)?.iter().any(|entry| is_name(&entry.name)))
@@ -27,7 +32,7 @@ pub(super) fn exist(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
 
 /// Writes the settings of a new topic, durable but for the file's name.
 pub(super) fn write(disk: &dyn Disk, dir: &Path, config: &TopicConfig) -> Result<()> {
-    let path = dir.join(NAME);
+    let path = path(dir);
     let text = serde_json::to_vec_pretty(config).map_err(io::Error::from).map_err(Error::io("write", &path))?;
     let file = disk.open(&path, Open::NEW).map_err(Error::io("create", &path))?;
     write_all_at(&*file, &text, 0, false).and_then(|()| file.sync()).map_err(Error::io("write", &path))
@@ -35,13 +40,13 @@ pub(super) fn write(disk: &dyn Disk, dir: &Path, config: &TopicConfig) -> Result
 
 /// The settings, if there are any and they are sound.
 pub(super) fn stored(disk: &dyn Disk, dir: &Path) -> Option<TopicConfig> {
-    try_read(disk, &dir.join(NAME)).ok().filter(|config| config.validate().is_ok())
+    try_read(disk, &path(dir)).ok().filter(|config| config.validate().is_ok())
 }
 
 /// Reads the settings. What cannot be read is replaced by `fallback` with as many partitions as were counted, and an index
 /// interval that suits the indexes that are there.
 pub(super) fn read(disk: &dyn Disk, dir: &Path, fallback: &TopicConfig, counted: u32) -> Result<TopicConfig> {
-    let path = dir.join(NAME);
+    let path = path(dir);
     match try_read(disk, &path) {
         Ok(config) => match config.validate() {
             Ok(()) => return Ok(config),

@@ -107,6 +107,11 @@ fn something_else_in_the_place_of_the_active_log_is_not_passed_over() {
         let [(log, put)] = &take(&dir, &[last], &["log"])[..] else { panic!("one log") };
         make(log);
         assert_refused(&data, &dir, last, Backend::Posix, kind);
+        // The log that is made anew could not have that name.
+        let before = snapshot(&dir);
+        let error = Broker::open(&data, asked(OnDamage::CutAside, Recovery::FromCheckpoint, Backend::Posix)).expect_err(kind);
+        assert!(matches!(&error, Error::Io { path, .. } if path == log), "{kind}: {error}");
+        assert!(snapshot(&dir) == before, "{kind}: refused, and changed");
         // What stands there is out of the way once it is repaired, and comes back by hand.
         let plan = inspector().plan_repair(&dir, RepairChoices::default()).unwrap();
         inspector().apply(&plan).unwrap_or_else(|error| panic!("{kind}: {error}\n{plan}"));

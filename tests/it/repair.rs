@@ -445,3 +445,16 @@ fn a_sum_that_a_crash_prevented_is_made_up_for_at_the_next_roll_unless_records_a
         assert!(!report.findings.iter().any(|finding| finding.code == Code::SumMismatch), "{:#?}", report.findings);
     }
 }
+
+#[test]
+fn a_copy_that_finds_no_room_leaves_what_room_there_was() {
+    let sim = with_partition(seed(), &fixture(DEMO), |dir| damage::apply(dir, "garbage-tail"));
+    let (used, names) = (sim.used(), crate::sim::names(&sim));
+    let plan = on(&sim).plan_repair(dir(), RepairChoices::default()).unwrap();
+    sim.set_capacity(Some(used));
+    let error = on(&sim).apply(&plan).unwrap_err();
+    assert!(error.is_disk_full(), "{error}");
+    assert_eq!((sim.used(), crate::sim::names(&sim)), (used, names));
+    sim.set_capacity(None);
+    on(&sim).apply(&plan).unwrap();
+}

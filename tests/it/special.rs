@@ -1,4 +1,4 @@
-//! What is no regular file under a name of the engine's: a directory, a link to nowhere, a pipe or a socket. It is told of, left alone,
+//! What is no regular file under a name of the engine's: a directory, a link, a pipe or a socket. It is told of, left alone,
 //! and nobody waits for its other end. And files that are nearly all hole.
 
 use std::fs;
@@ -39,9 +39,10 @@ const NAMES: [&str; 14] = [
 /// Makes one there.
 pub type Make = fn(&Path);
 
-pub const KINDS: [(&str, Make); 4] = [
+pub const KINDS: [(&str, Make); 5] = [
     ("directory", |path| fs::create_dir(path).unwrap()),
     ("link", |path| std::os::unix::fs::symlink("nowhere", path).unwrap()),
+    ("link to a file", |path| std::os::unix::fs::symlink("00000000000000000000.log", path).unwrap()),
     ("pipe", |path| mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap()),
     ("socket", make_socket),
 ];

@@ -329,3 +329,21 @@ fn dump_takes_no_other_file_for_a_log_and_does_not_blame_an_index_for_the_end() 
         assert!(!String::from_utf8_lossy(&output.stderr).contains("WARN"), "{output:?}");
     }
 }
+
+#[test]
+fn settings_that_say_nothing_are_told() {
+    let data = scratch();
+    let (broker, partition) = create(data.path(), Backend::Posix, &small());
+    drop(partition);
+    broker.close().unwrap();
+    let settings = partition_dir(data.path()).with_file_name("topic.json");
+    assert_exits(&tool(&["verify"], data.path()), 0);
+    for text in ["", "{", r#"{"partitions":0}"#, r#"{"partitions":70000}"#] {
+        fs::write(&settings, text).unwrap();
+        let objects = lines(&assert_exits(&tool(&["verify", "--json"], data.path()), 1));
+        assert!(objects.iter().any(|object| object["code"] == "SETTINGS_UNSOUND"), "{text}: {objects:?}");
+        assert_exits(&tool(&["repair", "--yes"], data.path()), 1);
+    }
+    fs::remove_file(&settings).unwrap();
+    assert_exits(&tool(&["verify"], data.path()), 0);
+}

@@ -63,6 +63,7 @@ fn apply(inspector: &Inspector, plan: &RepairPlan, out: &mut Out) -> Result<Answ
         lost if lost.is_empty() => String::new(),
         lost => format!("; the records {} up to, not including, {}, which were durable, are not in the log any more", lost.start, lost.end),
     };
-    writeln!(out, "{}: repaired; {records}{lost}", plan.path().display())?;
+    let done = if plan.left().is_empty() { "repaired" } else { "repaired, but for what is left as it is" };
+    writeln!(out, "{}: {done}; {records}{lost}", plan.path().display())?;
     Ok(Answer::clean_if(report.is_clean()))
 }
