@@ -107,8 +107,7 @@ fn other_name(log: &Log, choice: u8) -> String {
     if choice < 2 * NAMES.len() {
         return NAMES[choice / 2].into();
     }
-    let first = *log.segments.first_key_value().unwrap().0;
-    name(first.saturating_add((choice / 3) as u64 - 8), ["log", "index", "timeindex"][choice % 3])
+    name(log.first().saturating_add((choice / 3) as u64 - 8), ["log", "index", "timeindex"][choice % 3])
 }
 
 /// With `settings`, the topic's are stored beside the partition.
@@ -181,12 +180,15 @@ fn judge(sound: &Files, all: &Files, log: &Log, config: &BrokerConfig, settings:
 
 /// Without stored settings an opening takes the interval of the indexes from the indexes, and may find another one than the last did.
 fn indexes(files: &Files) -> Files {
-    files.iter().filter(|(name, _)| name.ends_with("index")).map(|(name, bytes)| (name.clone(), bytes.clone())).collect()
+    only(files, |name| name.ends_with("index"))
 }
 
 /// The checkpoint counts their entries.
 fn but_indexes(files: &Files) -> Files {
-    let stays = |name: &str| !name.ends_with("index") && name != "checkpoint";
+    only(files, |name| !name.ends_with("index") && name != "checkpoint")
+}
+
+fn only(files: &Files, stays: impl Fn(&str) -> bool) -> Files {
     files.iter().filter(|(name, _)| stays(name)).map(|(name, bytes)| (name.clone(), bytes.clone())).collect()
 }
 

@@ -8,7 +8,6 @@ use super::examine::{open_log, scanner};
 use super::plan::{RepairChoices, RepairPlan, Step, decide};
 use super::survey::Survey;
 use crate::broker;
-use crate::config::MAX_PARTITIONS;
 use crate::error::{Error, Result};
 use crate::io::transfer::write_all_at;
 use crate::io::{Disk, File, Lock, Open};
@@ -31,9 +30,6 @@ pub struct Repaired {
 /// Looks at a partition's directory, and decides.
 pub(super) fn plan(disk: &dyn Disk, dir: &Path, choices: RepairChoices) -> Result<RepairPlan> {
     let survey = Survey::of(disk, dir, Duration::ZERO)?;
-    if survey.is_nowhere() {
-        return Ok(RepairPlan { dir: dir.to_owned(), choices, decided: decide(&survey, choices, None) });
-    }
     let interval = home(disk, dir)?.and_then(|home| Topic::stored_interval(disk, &home.topic));
     Ok(RepairPlan { dir: dir.to_owned(), choices, decided: decide(&survey, choices, interval) })
 }
@@ -41,9 +37,6 @@ pub(super) fn plan(disk: &dyn Disk, dir: &Path, choices: RepairChoices) -> Resul
 /// Makes the changes, if they are still those that the plan shows.
 pub(super) fn apply(disk: &dyn Disk, of: &RepairPlan) -> Result<Repaired> {
     let dir = &of.dir;
-    if of.is_empty() {
-        return Ok(Repaired::default());
-    }
     let _lock = lock(disk, dir)?;
     if plan(disk, dir, of.choices)? != *of {
         return Err(Error::PlanOutdated { path: dir.clone() });
@@ -63,14 +56,16 @@ struct Home {
     topic: PathBuf,
 }
 
-/// The data directory that a partition's directory is of, by names and what lies there; none if it stands alone.
+/// The data directory that a partition's directory is of, by names and what lies there; none if it stands alone, or is not there.
 fn home(disk: &dyn Disk, dir: &Path) -> Result<Option<Home>> {
-    let path = disk.canonical(dir).map_err(Error::io("find", dir))?;
-    let text = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-    let (Some(topic), Some(number)) = (path.parent(), text(&path)) else { return Ok(None) };
-    let is_number = number.parse().is_ok_and(|parsed: u32| parsed < MAX_PARTITIONS && parsed.to_string() == number);
-    let (Some(data), Some(name)) = (topic.parent(), text(topic)) else { return Ok(None) };
-    if !is_number || check_name(&name).is_err() {
+    let path = match disk.canonical(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        path => path.map_err(Error::io("find", dir))?,
+    };
+    let (Some(topic), Some(number)) = (path.parent(), path.file_name()) else { return Ok(None) };
+    let name = topic.file_name().and_then(|name| name.to_str());
+    let (Some(data), Some(name)) = (topic.parent(), name) else { return Ok(None) };
+    if !Topic::is_partition_name(number) || check_name(name).is_err() {
         return Ok(None);
     }
     let is_home = broker::has_lock(disk, data)? || Topic::stored_interval(disk, topic).is_some();

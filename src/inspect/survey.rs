@@ -114,11 +114,6 @@ impl Survey {
         Ok(Self { dir: dir.to_owned(), listing, segments, durable, findings })
     }
 
-    /// Whether there is no such directory.
-    pub(super) fn is_nowhere(&self) -> bool {
-        self.findings.iter().any(|finding| finding.code == Code::PartitionMissing)
-    }
-
     /// What may be gone by and by.
     fn passing(&mut self) -> Vec<Finding> {
         self.newest_findings().map(|finding| finding.clone()).collect()

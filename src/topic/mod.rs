@@ -104,6 +104,11 @@ impl Topic {
         partition_numbers(disk, dir).is_ok_and(|(numbers, _)| !numbers.contains(&number) && number < told_partitions(disk, dir, &numbers))
     }
 
+    /// Whether the directory of a partition may have that name.
+    pub(crate) fn is_partition_name(name: &OsStr) -> bool {
+        partition_number(name).is_some()
+    }
+
     /// The path of the settings of the topic that `partition` is the directory of a partition of, if there are any and they say nothing.
     pub(crate) fn unsound_settings(disk: &dyn Disk, partition: &Path) -> Option<PathBuf> {
         partition.file_name().and_then(partition_number)?;

@@ -29,18 +29,18 @@ fn cached(segment_bytes: u64) -> TopicConfig {
 
 /// What is asked of an opening.
 #[derive(Clone, Copy, Debug)]
-struct Ask(Recovery, OnDamage);
+pub struct Ask(Recovery, OnDamage);
 
-const USUAL: Ask = Ask(Recovery::FromCheckpoint, OnDamage::Refuse);
-const CUT: Ask = Ask(Recovery::FromCheckpoint, OnDamage::CutAside);
-const FULL: Ask = Ask(Recovery::FullScan, OnDamage::Refuse);
+pub const USUAL: Ask = Ask(Recovery::FromCheckpoint, OnDamage::Refuse);
+pub const CUT: Ask = Ask(Recovery::FromCheckpoint, OnDamage::CutAside);
+pub const FULL: Ask = Ask(Recovery::FullScan, OnDamage::Refuse);
 const FULL_CUT: Ask = Ask(Recovery::FullScan, OnDamage::CutAside);
 
-fn asked(ask: Ask, backend: Backend, fallback: &TopicConfig) -> BrokerConfig {
+pub fn asked(ask: Ask, backend: Backend, fallback: &TopicConfig) -> BrokerConfig {
     BrokerConfig { recovery: ask.0, on_damage: ask.1, ..config(backend, fallback.clone()) }
 }
 
-fn open_sim(sim: &SimDisk, ask: Ask, fallback: &TopicConfig) -> Result<Broker> {
+pub fn open_sim(sim: &SimDisk, ask: Ask, fallback: &TopicConfig) -> Result<Broker> {
     let clock: Arc<dyn Clock> = Arc::new(TestClock::at(BASE_TIME));
     Broker::open_on(Arc::new(sim.clone()), clock, DATA, asked(ask, Backend::Auto, fallback))
 }

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sapwood::inspect::{Code, RepairChoices, Severity};
-use sapwood::{Backend, Broker, BrokerConfig, Error, OnDamage, Recovery};
+use sapwood::{Backend, Broker, Error};
 
+use crate::checkpoint::{CUT, FULL, USUAL, asked, open_sim};
 use crate::damage::bases;
 use crate::format::{Slot, segment_path};
 use crate::oracle::assert_closed;
@@ -13,14 +14,14 @@ use crate::repair::inspector;
 use crate::sim::{self, CRASHES, tiny, with_partition};
 use crate::special::KINDS;
 use crate::support::{
-    TOPIC, append, config, create, each_backend, fixture, open, partition_dir, partition_of, read_all, report_of, scratch, seed,
-    segments_of, small, snapshot,
+    TOPIC, append, create, each_backend, fixture, open, partition_dir, partition_of, read_all, report_of, scratch, seed, segments_of,
+    small, snapshot,
 };
 use crate::verify::look;
 
 const RECORDS: u64 = 40;
 
-/// How the files of the last segments go; gives where the logs were put.
+/// How the files of the last segments go; gives where each was and is.
 type Take = fn(&Path, &[u64]) -> Vec<(PathBuf, PathBuf)>;
 
 const TAKES: [(&str, Take); 2] = [
@@ -42,10 +43,6 @@ fn take(dir: &Path, bases: &[u64], extensions: &[&str]) -> Vec<(PathBuf, PathBuf
         .collect()
 }
 
-fn asked(on_damage: OnDamage, recovery: Recovery, backend: Backend) -> BrokerConfig {
-    BrokerConfig { on_damage, recovery, ..config(backend, small()) }
-}
-
 /// A partition of several segments, closed. Beside its data directory there is room for what is taken away.
 fn closed(root: &Path, backend: Backend) -> (PathBuf, PathBuf) {
     let data = root.join("data");
@@ -62,9 +59,9 @@ fn closed(root: &Path, backend: Backend) -> (PathBuf, PathBuf) {
 /// It is refused with every byte as it was, told by verifying, and no harm once the files are back.
 #[track_caller]
 fn assert_refused(data: &Path, dir: &Path, from: u64, backend: Backend, what: &str) {
-    for recovery in [Recovery::FromCheckpoint, Recovery::FullScan] {
+    for ask in [USUAL, FULL] {
         let before = snapshot(dir);
-        let error = Broker::open(data, asked(OnDamage::Refuse, recovery, backend)).expect_err(what);
+        let error = Broker::open(data, asked(ask, backend, &small())).expect_err(what);
         let is_told = matches!(error, Error::RecordsMissing { from: first, to: RECORDS, .. } if first == from);
         assert!(is_told && error.is_damage(), "{what}: {error}");
         assert!(snapshot(dir) == before, "{what}: refused, and changed");
@@ -109,7 +106,7 @@ fn something_else_in_the_place_of_the_active_log_is_not_passed_over() {
         assert_refused(&data, &dir, last, Backend::Posix, kind);
         // The log that is made anew could not have that name.
         let before = snapshot(&dir);
-        let error = Broker::open(&data, asked(OnDamage::CutAside, Recovery::FromCheckpoint, Backend::Posix)).expect_err(kind);
+        let error = Broker::open(&data, asked(CUT, Backend::Posix, &small())).expect_err(kind);
         assert!(matches!(&error, Error::Io { path, .. } if path == log), "{kind}: {error}");
         assert!(snapshot(&dir) == before, "{kind}: refused, and changed");
         // What stands there is out of the way once it is repaired, and comes back by hand.
@@ -126,7 +123,7 @@ fn something_else_in_the_place_of_the_active_log_is_not_passed_over() {
 /// Gives the records up in one way or the other, and goes on.
 fn given_up(data: &Path, dir: &Path, by_repair: bool) -> Broker {
     if !by_repair {
-        let broker = Broker::open(data, asked(OnDamage::CutAside, Recovery::FromCheckpoint, Backend::Auto)).unwrap();
+        let broker = Broker::open(data, asked(CUT, Backend::Auto, &small())).unwrap();
         assert!(report_of(&broker).repaired.is_some_and(|error| error.is_damage()));
         return broker;
     }
@@ -177,14 +174,9 @@ fn a_crash_while_records_are_given_up_leaves_them_missed_or_given_up() {
             fs::remove_file(segment_path(dir, 30, extension)).unwrap();
         }
     });
-    let cut = |sim: &sapwood::io::sim::SimDisk| {
-        let clock = std::sync::Arc::new(sapwood::clock::SystemClock::new());
-        let config = BrokerConfig { on_damage: OnDamage::CutAside, ..config(Backend::Auto, tiny(270)) };
-        Broker::open_on(std::sync::Arc::new(sim.clone()), clock, sim::DATA, config)
-    };
     let straight = disk.fork(seed);
     let before = straight.state_changes();
-    drop(cut(&straight).unwrap());
+    drop(open_sim(&straight, CUT, &tiny(270)).unwrap());
     let points = straight.state_changes() - before;
     let (mut missed, mut gone) = (0, 0);
     for point in 1..=points {
@@ -192,7 +184,7 @@ fn a_crash_while_records_are_given_up_leaves_them_missed_or_given_up() {
             let what = format!("{crash} crash at operation {point} of {points}");
             let sim = disk.fork(seed ^ point);
             sim.crash_at_op(point);
-            drop(cut(&sim));
+            drop(open_sim(&sim, CUT, &tiny(270)));
             sim::crash(&sim, crash);
             match sim::try_open(&sim, &tiny(270)) {
                 Ok(broker) => {

@@ -72,8 +72,8 @@ fn is_special(path: &Path) -> bool {
     kind.is_dir() || kind.is_symlink() || kind.is_fifo() || kind.is_socket()
 }
 
-#[test]
-fn what_is_no_regular_file_is_told_of_and_left_alone_and_nobody_waits() {
+/// Each kind under each name of a partition of its own: what it is, the name, the data directory, and the partition's.
+fn each_special(test: fn(&str, &str, &Path, &Path)) {
     for (kind, make) in KINDS {
         for name in NAMES {
             let what = format!("a {kind} as {name}");
@@ -82,60 +82,53 @@ fn what_is_no_regular_file_is_told_of_and_left_alone_and_nobody_waits() {
             let path = dir.join(name);
             let _ = fs::remove_file(&path);
             make(&path);
-            unless_it_hangs(&what.clone(), move || {
-                let report = look(&dir);
-                let told = |code| report.findings.iter().any(|finding| finding.path == path && finding.code == code);
-                assert!(told(Code::NotARegularFile), "{what}: {:#?}", report.findings);
-                assert!(report.segments.len() >= 5, "{what}: the others are looked at");
-
-                let config = BrokerConfig { check_sealed: true, ..config(Backend::Auto, small()) };
-                let broker = Broker::open(data.path(), config).unwrap_or_else(|error| panic!("{what}: {error}"));
-                let partition = partition_of(&broker);
-                let next = partition.next_offset();
-                assert_eq!(append(&partition, b"", b"goes on"), next, "{what}");
-                drop(partition);
-                broker.close().unwrap();
-                assert!(is_special(&path), "{what}");
-            });
+            unless_it_hangs(&what.clone(), move || test(&what, name, data.path(), &dir));
         }
     }
 }
 
 #[test]
+fn what_is_no_regular_file_is_told_of_and_left_alone_and_nobody_waits() {
+    each_special(|what, name, data, dir| {
+        let path = dir.join(name);
+        let report = look(dir);
+        let told = |code| report.findings.iter().any(|finding| finding.path == path && finding.code == code);
+        assert!(told(Code::NotARegularFile), "{what}: {:#?}", report.findings);
+        assert!(report.segments.len() >= 5, "{what}: the others are looked at");
+
+        let config = BrokerConfig { check_sealed: true, ..config(Backend::Auto, small()) };
+        let broker = Broker::open(data, config).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let partition = partition_of(&broker);
+        let next = partition.next_offset();
+        assert_eq!(append(&partition, b"", b"goes on"), next, "{what}");
+        drop(partition);
+        broker.close().unwrap();
+        assert!(is_special(&path), "{what}");
+    });
+}
+
+#[test]
 fn a_repair_gives_what_is_no_regular_file_another_name_and_makes_the_rest_anew() {
-    for (kind, make) in KINDS {
-        for name in NAMES {
-            let what = format!("a {kind} as {name}");
-            eprintln!("{what}");
-            let (data, dir) = data_with("demo-36-segment-270");
-            let path = dir.join(name);
-            let is_log = name.ends_with("6.log");
-            let _ = fs::remove_file(&path);
-            make(&path);
-            unless_it_hangs(&what.clone(), move || {
-                let choices = RepairChoices { write_sums: true, sealed: SealedDamage::KeepBefore, ..RepairChoices::default() };
-                let plan = inspector().plan_repair(&dir, choices).unwrap();
-                let repaired = inspector().apply(&plan).unwrap_or_else(|error| panic!("{what}: {error}\n{plan}"));
-                let aside = dir.join(format!("{name}.torn"));
-                assert!(is_special(&aside) && repaired.set_aside.contains(&aside), "{what}: {repaired:?}");
-                let report = look(&dir);
-                assert!(report.is_clean(), "{what}: {:#?}", report.findings);
-                // A sealed log in its place is a gap.
-                let kept = if is_log {
-                    6
-                } else if name.ends_with("30.log") {
-                    30
-                } else {
-                    36
-                };
-                assert_eq!(report.next_offset, kept, "{what}");
-                let broker = Broker::open(data.path(), config(Backend::Auto, small())).unwrap_or_else(|error| panic!("{what}: {error}"));
-                assert_eq!(append(&partition_of(&broker), b"", b"goes on"), kept, "{what}");
-                broker.close().unwrap();
-                assert!(inspector().plan_repair(&dir, choices).unwrap().is_empty(), "{what}");
-            });
-        }
-    }
+    each_special(|what, name, data, dir| {
+        let choices = RepairChoices { write_sums: true, sealed: SealedDamage::KeepBefore, ..RepairChoices::default() };
+        let plan = inspector().plan_repair(dir, choices).unwrap();
+        let repaired = inspector().apply(&plan).unwrap_or_else(|error| panic!("{what}: {error}\n{plan}"));
+        let aside = dir.join(format!("{name}.torn"));
+        assert!(is_special(&aside) && repaired.set_aside.contains(&aside), "{what}: {repaired:?}");
+        let report = look(dir);
+        assert!(report.is_clean(), "{what}: {:#?}", report.findings);
+        // A sealed log in its place is a gap.
+        let kept = match name {
+            "00000000000000000006.log" => 6,
+            "00000000000000000030.log" => 30,
+            _ => 36,
+        };
+        assert_eq!(report.next_offset, kept, "{what}");
+        let broker = Broker::open(data, config(Backend::Auto, small())).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(append(&partition_of(&broker), b"", b"goes on"), kept, "{what}");
+        broker.close().unwrap();
+        assert!(inspector().plan_repair(dir, choices).unwrap().is_empty(), "{what}");
+    });
 }
 
 /// As `truncate -s` makes it: nothing but a hole behind what was there, and a byte at its end if `marked`.
