@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, bounded};
 use sapwood::inspect::{Code, Inspector, Severity, VerifyReport, verify};
 use sapwood::{Batch, Durability, TopicConfig};
 
@@ -186,10 +186,10 @@ fn b156_a_partition_that_is_open_and_damaged_is_told_of_and_left_as_it_is() {
     });
 }
 
-/// Appends to one partition from several threads until told to stop.
-fn load(partition: &sapwood::Partition, stop: &AtomicBool, seed: u64) {
+/// Appends a batch for each permit.
+fn load(partition: &sapwood::Partition, permits: &Receiver<()>, seed: u64) {
     let mut rng = Rng::new(seed);
-    while !stop.load(Ordering::Relaxed) {
+    for () in permits {
         let mut batch = Batch::new();
         for _ in 0..=rng.below(4) {
             let len = match rng.below(16) {
@@ -211,22 +211,23 @@ fn a_partition_that_is_written_to_is_clean_at_every_look() {
             let data = scratch();
             let topic = TopicConfig { durability, ..segments_of(segment_bytes) };
             let (broker, partition) = create(data.path(), backend, &topic);
-            let stop = AtomicBool::new(false);
+            // So many a look and no more: what is appended while a look lasts makes the next one longer, and where appends are as quick
+            // as looks (in memory), a log without bounds would grow by a factor with each of them.
+            const BATCHES: usize = 200;
+            let (permit, permits) = bounded(BATCHES);
             std::thread::scope(|scope| {
                 for producer in 0..3 {
-                    let (partition, stop) = (&partition, &stop);
-                    scope.spawn(move || load(partition, stop, seed ^ producer));
+                    let (partition, permits) = (&partition, permits.clone());
+                    scope.spawn(move || load(partition, &permits, seed ^ producer));
                 }
-                let mut looks = Vec::new();
+                // Where a look fails, the producers end with it.
+                let permit = permit;
                 for _ in 0..25 {
+                    for _ in permit.len()..BATCHES {
+                        permit.send(()).unwrap();
+                    }
                     let before = partition.next_offset();
-                    let report = verify(partition.path());
-                    // Also where a look fails, the producers are to end.
-                    looks.push((before, report));
-                }
-                stop.store(true, Ordering::Relaxed);
-                for (before, report) in looks {
-                    let report = report.unwrap();
+                    let report = verify(partition.path()).unwrap();
                     assert!(report.is_clean(), "{durability:?}: {:#?}", report.findings);
                     assert!(report.next_offset >= before, "{durability:?}: {before} were acknowledged: {report:?}");
                 }
