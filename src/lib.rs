@@ -42,7 +42,10 @@ pub use io::Backend;
 pub use metrics::Stats;
 #[cfg(feature = "sim")]
 pub use partition::Stepper;
-pub use partition::{OwnedRecord, Partition, PartitionReport, Reader, Records, RecordsIter, Ticket, TornTail, TryAppendError, Visibility};
+pub use partition::{
+    Checksums, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Ticket, TornTail,
+    TryAppendError, Visibility,
+};
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
 pub use topic::{Appended, Topic};
 

@@ -29,7 +29,9 @@ use std::sync::Arc;
 
 use crate::io::Disk;
 use crate::io::sim::SimDisk;
-use crate::{Batch, Broker, BrokerConfig, Error, OnDamage, OwnedRecord, Partition, Pinning, Recovery, Result, Stepper, TopicConfig};
+use crate::{
+    Batch, Broker, BrokerConfig, Error, OnDamage, OwnedRecord, Partition, Pinning, ReaderConfig, Recovery, Result, Stepper, TopicConfig,
+};
 use format::{Log, Stored};
 
 const DATA: &str = "/data";
@@ -85,7 +87,7 @@ const NEAR: u64 = 200;
 
 /// Reads every offset in both ways, each by a look-up of its own; they must agree. What is served must be what `written` says.
 fn read_all(partition: &Partition, written: &Log) -> BTreeMap<u64, Result<OwnedRecord>> {
-    let mut reader = partition.reader_with(Default::default(), 4096).unwrap();
+    let mut reader = partition.reader_with(ReaderConfig { piece_bytes: 4096, ..Default::default() }).unwrap();
     let mut found = BTreeMap::new();
     let all = partition.first_offset()..partition.durable_end();
     let middle = written.first();

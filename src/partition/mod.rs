@@ -7,6 +7,7 @@ mod active;
 mod checkpoint;
 mod commit;
 mod ends;
+mod fetch;
 mod helm;
 mod index_files;
 mod mend;
@@ -14,6 +15,7 @@ mod open;
 mod queue;
 mod reader;
 mod recent;
+mod records;
 mod reply;
 #[cfg(feature = "sim")]
 mod stepper;
@@ -52,7 +54,8 @@ use writer::{InRing, Writer};
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
 pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
-pub use reader::{OwnedRecord, Reader, Records, RecordsIter, Visibility};
+pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Visibility};
+pub use records::{OwnedRecord, Records, RecordsIter};
 #[cfg(feature = "sim")]
 pub use stepper::Stepper;
 pub use ticket::{Ticket, TryAppendError};
@@ -346,20 +349,20 @@ impl Partition {
         self.0.ask(|answer| Message::Sync { answer })
     }
 
-    /// A reader of the durable records, with a buffer of 1 MiB.
+    /// A reader of the durable records.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says to one more ring.
+    /// [`Error::Closed`], or what the system says to so much memory.
     pub fn reader(&self) -> Result<Reader> {
-        self.reader_with(Visibility::default(), Reader::BUFFER_BYTES)
+        self.reader_with(ReaderConfig::default())
     }
 
-    /// A reader of the records up to the watermark asked for, with a buffer of at least `buffer_bytes`.
+    /// A reader as it is asked for.
     ///
     /// # Errors
-    /// As for [`Self::reader`].
-    pub fn reader_with(&self, up_to: Visibility, buffer_bytes: usize) -> Result<Reader> {
-        Reader::new(self.clone(), up_to, buffer_bytes)
+    /// As for [`Self::reader`], and what it says to one more ring.
+    pub fn reader_with(&self, config: ReaderConfig) -> Result<Reader> {
+        Reader::new(self.clone(), config)
     }
 
     /// Reads one durable record, by calls on this thread.

@@ -1,21 +1,19 @@
-//! Reading: batches of records from a reader's own registered buffer, and single records by plain calls.
+//! Reading: batches of records as views into a reader's memory, and single records.
 //!
-//! The end of the log comes from memory ([`super::recent`]), the rest from the disk or the page cache.
+//! The end of the log comes from memory ([`super::recent`]), the rest from the disk or the page cache, in pieces ([`super::fetch`]).
 //! A read never passes the watermark that it was asked for: it is bounded by the segment's own end, which the writer moves
 //! only over whole records that were written, so neither preallocated zeros nor a write in flight can be seen. Every
-//! record's checksum is verified on every read.
+//! record's checksum is verified on every read, unless that is waived by name.
 
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
+use super::fetch::{Fetcher, Log, Piece};
+use super::records::{OwnedRecord, Records};
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::transfer::{Done, Place, Transfers, read_exact_at};
-use crate::io::{Action, BLOCK, Buffer, File, RingConfig, Slot, Token};
+use crate::io::transfer::read_exact_at;
 use crate::record::{Flaw, HEADER_BYTES, Header, Record, to_u64, to_usize};
 use crate::segment::{Kind, Segment};
 
@@ -56,6 +54,61 @@ impl Visibility {
     }
 }
 
+/// How a reader gets at the bytes of a log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum ReadMode {
+    /// Through the page cache: the fastest way to what is there. The kernel reads ahead.
+    #[default]
+    Buffered,
+    /// Past the page cache (`O_DIRECT`), with [`ReaderConfig::read_ahead`] pieces under way: for large scans of what is on the disk alone,
+    /// which then throw nothing out of the cache. Where the file system refuses, as [`Self::Buffered`].
+    Direct,
+}
+
+/// Whether a reader verifies what it reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Checksums {
+    /// Every record, on every read.
+    #[default]
+    Verified,
+    /// None: a damaged key, value or timestamp is handed out as it is. Offsets and lengths are checked all the same.
+    Unverified,
+}
+
+/// How a reader reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReaderConfig {
+    /// How far it sees.
+    pub visibility: Visibility,
+    /// How it gets at the bytes.
+    pub mode: ReadMode,
+    /// Bytes that are read at once, rounded up to whole blocks of 4 KiB. A reader has memory for twice as many, `read_ahead` + 2 times.
+    pub piece_bytes: usize,
+    /// Pieces under way beside the one that is read, where reads follow each other; of direct reads alone.
+    pub read_ahead: usize,
+    /// Whether it verifies checksums.
+    pub checksums: Checksums,
+}
+
+impl Default for ReaderConfig {
+    fn default() -> Self {
+        Self {
+            visibility: Visibility::Durable,
+            mode: ReadMode::Buffered,
+            piece_bytes: 256 << 10,
+            read_ahead: 4,
+            checksums: Checksums::Verified,
+        }
+    }
+}
+
+impl ReaderConfig {
+    /// As by default, up to that watermark.
+    pub fn up_to(visibility: Visibility) -> Self {
+        Self { visibility, ..Self::default() }
+    }
+}
+
 /// Reads batches of records. Belongs to one thread at a time, and keeps its partition open.
 ///
 /// ```
@@ -82,61 +135,58 @@ impl Visibility {
 #[derive(Debug)]
 pub struct Reader {
     partition: Partition,
-    up_to: Visibility,
-    transfers: Transfers,
-    /// Registered; absent only while a read is under way.
-    buffer: Option<Buffer>,
-    /// For a batch that the registered one is too small for.
-    large: Option<Buffer>,
-    segment: Option<Opened>,
-    /// Where the next record lies, if the next read goes on from the last one.
-    cursor: Cursor,
+    config: ReaderConfig,
+    fetcher: Fetcher,
+    log: Option<Log>,
+    /// The segment behind, where it is read ahead.
+    next_log: Option<Log>,
+    piece: Option<Piece>,
+    /// Where the next record lies, if that is known.
+    cursor: Option<Cursor>,
+    /// Bytes to read at once, until it shows that reads follow each other.
+    first_bytes: Option<u64>,
 }
 
-#[derive(Debug)]
-struct Opened {
-    segment: Arc<Segment>,
-    log: Arc<dyn File>,
-    slot: Slot,
-    /// Where the segment behind it began when this one was opened. What stands from that offset on is not the log's: a sealed segment's end
-    /// may be believed by its length alone. What a writer seals later ends where its records do.
-    next_base: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
+/// A record's place.
+#[derive(Debug, Clone, Copy)]
 struct Cursor {
     offset: u64,
     base: u64,
     position: u64,
-    known: bool,
+    /// Only an index says so.
+    is_hint: bool,
 }
 
-const READ: Token = Token(0);
+/// What is to be done at the cursor.
+enum Found {
+    /// So many whole records, in so many bytes.
+    Records {
+        count: u64,
+        bytes: usize,
+    },
+    /// More bytes are needed, so many at least from the cursor on.
+    Short(u64),
+    Flawed(Flaw),
+}
 
 impl Reader {
-    /// Bytes of a reader's buffer, unless asked for otherwise.
-    pub const BUFFER_BYTES: usize = 1 << 20;
-
-    pub(super) fn new(partition: Partition, up_to: Visibility, buffer_bytes: usize) -> Result<Self> {
+    pub(super) fn new(partition: Partition, config: ReaderConfig) -> Result<Self> {
         let shared = &partition.0.shared;
         shared.check_open()?;
-        let buffer_bytes = to_usize(to_u64(buffer_bytes.max(1)).next_multiple_of(BLOCK));
-        // A reader may move between threads, so the ring may not insist on one.
-        let config = RingConfig { depth: 1, files: 2, buffers: 1, buffer_bytes, one_thread: false };
-        let ring = shared.disk.ring(&config).map_err(Error::io("make a ring for", &shared.dir))?;
-        let mut transfers = Transfers::new(ring);
-        let buffer = transfers.take_buffers().pop();
-        Ok(Self { partition, up_to, transfers, buffer, large: None, segment: None, cursor: Cursor::default() })
+        // Where a ring does not work beside this thread, reads ahead would only be waited for earlier.
+        let ahead = if config.mode == ReadMode::Direct && shared.disk.rings_overlap() { config.read_ahead } else { 0 };
+        let fetcher = Fetcher::new(&*shared.disk, config.piece_bytes, ahead).map_err(Error::io("make a reader for", &shared.dir))?;
+        Ok(Self { partition, config, fetcher, log: None, next_log: None, piece: None, cursor: None, first_bytes: None })
     }
 
-    /// Reads the records from `offset` on, as many as fit in `max_bytes`, and at least one: a record that is larger comes
-    /// alone. At the end of the log there are none.
+    /// Reads the records from `offset` on, as many as fit in `max_bytes` and in what is read at once, and at least one: a record that is
+    /// larger comes alone. At the end of the log there are none.
     ///
-    /// The records are borrowed from the reader's buffer; nothing is copied. With more than its size as `max_bytes`, the
-    /// reader takes a larger one, which is not registered.
+    /// The records are borrowed from the reader's memory; nothing is copied. Reads that follow each other go on where the last one ended,
+    /// without a look-up.
     ///
     /// # Blocking
-    /// For the device, where the page cache does not hold what is read.
+    /// For the device, where neither memory nor the page cache holds what is read.
     ///
     /// # Errors
     /// - [`Error::OffsetOutOfRange`], with the first offset that there is and the end.
@@ -147,19 +197,27 @@ impl Reader {
     pub fn read(&mut self, offset: u64, max_bytes: usize) -> Result<Records<'_>> {
         let shared = Arc::clone(&self.partition.0.shared);
         shared.check_open()?;
-        let end = self.up_to.check(&shared, offset)?.end;
+        let end = self.config.visibility.check(&shared, offset)?.end;
         if offset == end {
-            return Ok(Records { bytes: &[], first: offset, count: 0 });
+            return Ok(Records::new(&[], offset, 0));
         }
-        self.go_to(&shared, offset)?;
-        let mut batch = Batch { filled: 0, next: offset, max_bytes };
-        while batch.next < end && batch.filled < max_bytes.max(1) {
-            if !self.read_more(&shared, &mut batch)? {
-                break;
-            }
-        }
-        let bytes = self.large.as_ref().or(self.buffer.as_ref()).map_or(&[][..], |buffer| &buffer[..batch.filled]);
-        Ok(Records { bytes, first: offset, count: batch.next - offset })
+        let found = self.find(&shared, offset, to_u64(max_bytes), end);
+        let (count, bytes) = found.inspect_err(|_| self.cursor = None)?;
+        let Some(cursor) = &mut self.cursor else { unreachable!("records were found there") };
+        let (base, position) = (cursor.base, cursor.position);
+        *cursor = Cursor { offset: cursor.offset + count, position: position + to_u64(bytes), base, is_hint: false };
+        let there = self.piece.as_ref().map_or(&[][..], |piece| piece.bytes(base, position));
+        Ok(Records::new(&there[..bytes], offset, count))
+    }
+
+    /// Reads the record `offset`: where its segment is open already, by one read of the index and one of the log.
+    ///
+    /// # Errors
+    /// As for [`Self::read`], and [`Error::OffsetOutOfRange`] also at the end.
+    pub fn read_one(&mut self, offset: u64) -> Result<Record<'_>> {
+        let shared = Arc::clone(&self.partition.0.shared);
+        let record = self.read(offset, 1)?.iter().next();
+        record.ok_or_else(|| Error::OffsetOutOfRange { offset, first: shared.first_offset(), next: offset })
     }
 
     /// The partition that is read.
@@ -167,217 +225,215 @@ impl Reader {
         &self.partition
     }
 
-    /// Finds the record `offset`, unless the last read ended there.
-    fn go_to(&mut self, shared: &Shared, offset: u64) -> Result<()> {
-        if self.cursor.known && self.cursor.offset == offset {
-            return Ok(());
-        }
-        self.cursor.known = false;
-        let segment = shared.segment_of(offset).expect("an offset in range lies behind the first base");
-        self.open(shared, segment)?;
-        let Some(Opened { segment, log, .. }) = &self.segment else { unreachable!("opened above") };
-        let position = segment.locate(&*shared.disk, &**log, offset, self.up_to.end_of(segment));
-        let position = position.map_err(|error| missing_or(shared, segment, offset, error))?;
-        self.cursor = Cursor { offset, base: segment.base(), position, known: true };
-        Ok(())
-    }
-
-    fn open(&mut self, shared: &Shared, segment: Arc<Segment>) -> Result<()> {
-        if self.segment.as_ref().is_some_and(|opened| opened.segment.base() == segment.base()) {
-            return Ok(());
-        }
-        if let Some(before) = self.segment.take() {
-            self.transfers.detach(before.slot);
-        }
-        let log = segment.open_log(&*shared.disk)?;
-        let slot = self.transfers.attach(Arc::clone(&log)).map_err(Error::io("attach to the ring", &segment.path(Kind::Log)))?;
-        let next_base = shared.segment_after(segment.base()).map(|next| next.base());
-        self.segment = Some(Opened { segment, log, slot, next_base });
-        Ok(())
-    }
-
-    /// Reads on at the cursor into the batch. False if the batch is to end here.
-    fn read_more(&mut self, shared: &Shared, batch: &mut Batch) -> Result<bool> {
-        if self.segment.as_ref().is_none_or(|opened| opened.segment.base() != self.cursor.base) {
-            let segment = shared.segment_of(self.cursor.base).expect("segments are not removed while a partition is open");
-            self.open(shared, segment)?;
-        }
-        let Some(Opened { segment, next_base, .. }) = &self.segment else { unreachable!("opened above") };
-        let end = self.up_to.end_of(segment);
-        if self.cursor.position >= end || *next_base == Some(self.cursor.offset) {
-            return self.next_segment(shared, batch);
-        }
-        let want = to_u64(batch.max_bytes - batch.filled.min(batch.max_bytes)).min(end - self.cursor.position);
-        let want = if batch.filled == 0 { want.max(to_u64(HEADER_BYTES).min(end - self.cursor.position)) } else { want };
-        self.fill(batch.filled, want)?;
-        let found = self.check(batch, want, end);
-        match found {
-            Checked::Records { bytes, next } => {
-                batch.filled += bytes;
-                batch.next = next;
-                self.advance(bytes, next);
-                Ok(to_u64(bytes) == want)
+    /// Brings records from `offset` on into the piece, at the cursor. Gives how many, and their bytes.
+    fn find(&mut self, shared: &Shared, offset: u64, max_bytes: u64, end: u64) -> Result<(u64, usize)> {
+        self.go_to(shared, offset, max_bytes)?;
+        loop {
+            let (Some(cursor), Some(log)) = (self.cursor, &self.log) else { unreachable!("the record was looked up") };
+            let visible = self.config.visibility.end_of(&log.segment);
+            if cursor.position >= visible || log.next_base == Some(cursor.offset) {
+                self.next_segment(shared)?;
+                continue;
             }
-            Checked::LargerThanBatch { bytes } => {
-                self.fill(0, bytes)?;
-                match self.check(batch, bytes, end) {
-                    Checked::Records { bytes, next } => {
-                        batch.filled = bytes;
-                        batch.next = next;
-                        self.advance(bytes, next);
-                        Ok(false)
-                    }
-                    Checked::LargerThanBatch { .. } => unreachable!("a whole record was read"),
-                    Checked::Flawed(flaw) => self.damage(shared, flaw),
+            let found = self.look(offset, max_bytes, end, visible);
+            let (Some(cursor), Some(log)) = (self.cursor, &self.log) else { unreachable!("the record was looked up") };
+            match found {
+                Found::Records { count, bytes } if count > 0 => return Ok((count, bytes)),
+                // Records before the one asked for were passed.
+                Found::Records { .. } => {}
+                Found::Short(needed) => self.fetch(shared, needed, visible)?,
+                Found::Flawed(_) if cursor.is_hint => {
+                    tracing::warn!(path = %log.segment.path(Kind::Index).display(), offset, "the index is wrong; scanning the segment instead");
+                    let position = log.segment.locate_by_scan(&*log.file, offset, visible);
+                    let position = position.map_err(|error| missing_or(shared, &log.segment, offset, error))?;
+                    self.cursor = Some(Cursor { offset, base: cursor.base, position, is_hint: false });
                 }
+                Found::Flawed(flaw) => return Err(self.damage(shared, cursor, flaw, visible)),
             }
-            // What was read before goes out first; the next read begins with the flaw.
-            Checked::Flawed(_) if batch.filled > 0 => Ok(false),
-            Checked::Flawed(flaw) => self.damage(shared, flaw),
         }
     }
 
-    fn advance(&mut self, bytes: usize, next: u64) {
-        self.cursor.position += to_u64(bytes);
-        self.cursor.offset = next;
-    }
-
-    /// Goes to the start of the next segment. False at the end of the log.
-    fn next_segment(&mut self, shared: &Shared, batch: &Batch) -> Result<bool> {
-        let Some(next) = shared.segment_after(self.cursor.base) else { return Ok(false) };
-        if next.base() == self.cursor.offset {
-            self.cursor = Cursor { base: next.base(), position: 0, ..self.cursor };
-            return Ok(true);
+    /// Sets the cursor to the record `offset`, or to one before it that is indexed, unless the last read ended there.
+    fn go_to(&mut self, shared: &Shared, offset: u64, max_bytes: u64) -> Result<()> {
+        if self.cursor.is_some_and(|cursor| cursor.offset == offset) {
+            return Ok(());
         }
-        let Some(Opened { segment, .. }) = &self.segment else { unreachable!("the cursor's segment is open") };
-        // The segment is sealed now. It may have grown between the look at its end and the look at its successor.
-        if self.cursor.position < self.up_to.end_of(segment) {
-            return Ok(true);
-        }
-        if batch.filled > 0 {
-            return Ok(false);
-        }
-        Err(Error::RecordsMissing { path: shared.dir.to_path_buf(), from: self.cursor.offset, to: next.base() })
-    }
-
-    /// Reads `want` bytes at the cursor to byte `at` of the buffer, in a larger buffer if it must be.
-    fn fill(&mut self, at: usize, want: u64) -> Result<()> {
-        let Some(Opened { segment, slot, .. }) = &self.segment else { unreachable!("the cursor's segment is open") };
-        let path = segment.path(Kind::Log);
-        let needed = at + to_usize(want);
-        if at == 0 {
-            let registered = self.buffer.as_ref().is_some_and(|buffer| needed <= buffer.len());
-            let reusable = self.large.as_ref().is_some_and(|large| needed <= large.len());
-            self.large = match self.large.take() {
-                _ if registered => None,
-                large if reusable => large,
-                _ => Some(Buffer::new(needed).map_err(Error::io("find memory to read", &path))?),
-            };
-        } else if self.large.is_none() && self.buffer.as_ref().is_some_and(|buffer| needed > buffer.len()) {
-            let mut large = Buffer::new(needed).map_err(Error::io("find memory to read", &path))?;
-            if let Some(buffer) = &self.buffer {
-                large[..at].copy_from_slice(&buffer[..at]);
+        let segment = shared.segment_of(offset).expect("an offset in range lies behind the first base");
+        let base = segment.base();
+        self.open(shared, segment)?;
+        let Some(log) = &mut self.log else { unreachable!("opened above") };
+        let hint = log.lookup.find(&*shared.disk, &log.segment, offset);
+        let visible = self.config.visibility.end_of(&log.segment);
+        let hint = hint.filter(|hint| hint.position < visible && (base..=offset).contains(&hint.offset));
+        self.cursor = Some(match hint {
+            Some(hint) => Cursor { offset: hint.offset, base, position: hint.position, is_hint: true },
+            None => {
+                let position = log.segment.locate_by_scan(&*log.file, offset, visible);
+                let position = position.map_err(|error| missing_or(shared, &log.segment, offset, error))?;
+                Cursor { offset, base, position, is_hint: false }
             }
-            self.large = Some(large);
-        } else if let Some(small) = self.large.take_if(|large| needed > large.len()) {
-            let mut large = Buffer::new(needed).map_err(Error::io("find memory to read", &path))?;
-            large[..at].copy_from_slice(&small[..at]);
-            self.large = Some(large);
+        });
+        // Where the next entry tells the end, a record that is looked up alone takes one read, and no byte more than it must.
+        let known = hint.and_then(|hint| hint.next.map(|next| next.saturating_sub(hint.position)));
+        self.first_bytes = Some(known.unwrap_or(LOOK_BYTES).max(max_bytes));
+        Ok(())
+    }
+
+    /// Opens the log of a segment in the place of the one that is read.
+    fn open(&mut self, shared: &Shared, segment: Arc<Segment>) -> Result<()> {
+        let base = segment.base();
+        if self.log.as_ref().is_some_and(|log| log.segment.base() == base) {
+            return Ok(());
         }
-        let is_large = self.large.is_some();
-        let buffer = if is_large { self.large.take() } else { self.buffer.take() };
-        let mut buffer = buffer.expect("a reader has its buffer between reads");
-        // The end of the log is in memory still, where a consumer that keeps up finds it.
-        let in_memory = self.partition.0.shared.recent.read(segment.base(), self.cursor.position, &mut buffer[at..needed]);
-        let done = if to_u64(in_memory) == want {
-            Done { token: READ, result: Ok(in_memory), buffer }
-        } else {
-            let place = Place { slot: *slot, position: self.cursor.position, direct: false };
-            self.transfers.start(READ, Action::Read, place, buffer, at..needed);
-            self.transfers.finish(READ).map_err(Error::io("read", &path))?
-        };
-        if is_large {
-            self.large = Some(done.buffer)
-        } else {
-            self.buffer = Some(done.buffer)
-        };
-        match done.result {
-            Ok(read) if to_u64(read) == want => Ok(()),
-            // Records that were there are gone: somebody cut the file.
-            Ok(_) => Err(Error::io("read", &path)(io::ErrorKind::UnexpectedEof.into())),
-            Err(error) => Err(Error::io("read", &path)(error)),
+        if let Some(log) = self.log.take() {
+            self.fetcher.close(&log)?;
+        }
+        if let Some(next) = self.next_log.take() {
+            if next.segment.base() == base {
+                self.log = Some(next);
+                return Ok(());
+            }
+            self.fetcher.close(&next)?;
+        }
+        self.log = Some(self.open_log(shared, segment)?);
+        Ok(())
+    }
+
+    fn open_log(&mut self, shared: &Shared, segment: Arc<Segment>) -> Result<Log> {
+        let next_base = shared.segment_after(segment.base()).map(|next| next.base());
+        let direct = self.config.mode == ReadMode::Direct;
+        self.fetcher.open(&*shared.disk, segment, shared.config.index_interval, next_base, direct)
+    }
+
+    /// Goes to the start of the next segment, if the log goes on there.
+    fn next_segment(&mut self, shared: &Shared) -> Result<()> {
+        let (Some(cursor), Some(log)) = (self.cursor, &self.log) else { unreachable!("the record was looked up") };
+        let next = shared.segment_after(cursor.base);
+        if let Some(next) = next.as_ref().filter(|next| next.base() == cursor.offset) {
+            self.open(shared, Arc::clone(next))?;
+            self.cursor = Some(Cursor { base: cursor.offset, position: 0, is_hint: false, ..cursor });
+            return Ok(());
+        }
+        // It may have grown between the look at its end and the look at its successor.
+        if cursor.position < self.config.visibility.end_of(&log.segment) && log.next_base != Some(cursor.offset) {
+            return Ok(());
+        }
+        match next {
+            Some(next) => Err(Error::RecordsMissing { path: shared.dir.to_path_buf(), from: cursor.offset, to: next.base() }),
+            None => Err(self.damage(shared, cursor, Flaw::TornHeader { left: 0 }, cursor.position)),
         }
     }
 
-    /// Checks the `want` bytes just read behind `batch.filled`: the whole records among them, at least the first.
-    fn check(&self, batch: &Batch, want: u64, end: u64) -> Checked {
-        let buffer = self.large.as_ref().or(self.buffer.as_ref()).expect("a reader has its buffer between reads");
-        let bytes = &buffer[batch.filled..batch.filled + to_usize(want)];
-        let next_base = self.segment.as_ref().and_then(|opened| opened.next_base);
-        let (mut at, mut next) = (0, batch.next);
-        let flaw = loop {
-            if at == bytes.len() || next_base == Some(next) {
-                return Checked::Records { bytes: at, next };
-            }
-            match Record::decode(&bytes[at..], next) {
-                Ok((_, len)) => {
-                    at += len;
+    /// Looks at what is in memory at the cursor. Passes records before `offset`.
+    fn look(&mut self, offset: u64, max_bytes: u64, end: u64, visible: u64) -> Found {
+        let (Some(cursor), Some(log)) = (&mut self.cursor, &self.log) else { unreachable!("the record was looked up") };
+        let bytes = self.piece.as_ref().map_or(&[][..], |piece| piece.bytes(cursor.base, cursor.position));
+        let mut at = 0;
+        let header =
+            |at: usize, next: u64| Header::check(bytes.get(at..).unwrap_or_default(), visible - cursor.position - to_u64(at), next);
+        let short = |at: usize| bytes.len() < at + HEADER_BYTES;
+        // Of these, headers alone are looked at: they lead on, and are nobody's.
+        let mut next = cursor.offset;
+        while next < offset {
+            match header(at, next) {
+                Ok(header) => {
+                    at += to_usize(header.record_bytes());
                     next += 1;
                 }
-                Err(flaw) => break flaw,
+                Err(_) if short(at) && to_u64(at) < visible - cursor.position => break,
+                Err(flaw) => return Found::Flawed(flaw),
             }
-        };
+        }
         if at > 0 {
-            // A flaw behind whole records shows again at the start of the next read, if it is more than the batch's end.
-            return Checked::Records { bytes: at, next };
+            cursor.position += to_u64(at);
+            cursor.offset = next;
+            return Found::Records { count: 0, bytes: 0 };
+        } else if next < offset {
+            return Found::Short(to_u64(HEADER_BYTES));
         }
-        // The first record may only be larger than what was read of it.
-        let left = end - self.cursor.position;
-        match Header::check(bytes, left, next) {
-            Ok(header) if header.record_bytes() > want => {
-                // Behind other records it waits for the next read.
-                if batch.filled > 0 {
-                    Checked::Records { bytes: 0, next }
-                } else {
-                    Checked::LargerThanBatch { bytes: header.record_bytes() }
-                }
+        let mut count = 0;
+        let flaw = loop {
+            let whole = match header(at, next) {
+                Ok(header) => header.record_bytes(),
+                Err(flaw) => break flaw,
+            };
+            let fits = to_u64(at) + whole <= max_bytes || count == 0;
+            if next == end || log.next_base == Some(next) || !fits || to_u64(bytes.len() - at) < whole {
+                return if count > 0 { Found::Records { count, bytes: at } } else { Found::Short(whole) };
             }
-            Ok(_) => Checked::Flawed(flaw),
-            // Too little of its header was read to tell.
-            Err(Flaw::TornHeader { .. }) if left >= to_u64(HEADER_BYTES) => Checked::Records { bytes: 0, next },
-            Err(flaw) => Checked::Flawed(flaw),
+            if self.config.checksums == Checksums::Verified
+                && let Err(flaw) = Record::decode(&bytes[at..], next)
+            {
+                break flaw;
+            }
+            at += to_usize(whole);
+            next += 1;
+            count += 1;
+        };
+        // A flaw behind whole records shows again at the start of the next read, if it is more than the piece's end.
+        match count {
+            0 if short(0) && visible - cursor.position >= to_u64(HEADER_BYTES) => Found::Short(to_u64(HEADER_BYTES)),
+            0 => Found::Flawed(flaw),
+            _ => Found::Records { count, bytes: at },
         }
     }
 
-    fn damage<T>(&mut self, shared: &Shared, flaw: Flaw) -> Result<T> {
-        let Some(Opened { segment, log, .. }) = &self.segment else { unreachable!("the cursor's segment is open") };
-        let Cursor { offset, position, .. } = self.cursor;
-        self.cursor.known = false;
-        // The place may have come from an index that lies: only what a scan cannot find either is damage.
-        let found = segment.locate_by_scan(&**log, offset, self.up_to.end_of(segment));
-        match found {
-            Ok(place) if place != position => {
-                tracing::warn!(path = %segment.path(Kind::Index).display(), offset, "the index leads to the wrong place");
-                Err(Error::Damaged { path: segment.path(Kind::Index), position, offset, flaw })
-            }
-            Ok(_) => Err(Error::Damaged { path: segment.path(Kind::Log), position, offset, flaw }),
-            Err(error) => Err(missing_or(shared, segment, offset, error)),
+    /// Brings `needed` bytes from the cursor on into memory.
+    fn fetch(&mut self, shared: &Shared, needed: u64, visible: u64) -> Result<()> {
+        let (Some(cursor), Some(log)) = (self.cursor, &self.log) else { unreachable!("the record was looked up") };
+        let before = self.piece.take();
+        let carried = before.as_ref().map_or(0, |before| to_u64(before.bytes(cursor.base, cursor.position).len()));
+        let most = self.fetcher.piece_bytes();
+        if carried > most || needed > carried + most {
+            self.piece = Some(self.fetcher.fetch_large(log, before, cursor.position, needed, visible)?);
+            return Ok(());
+        }
+        let first = self.first_bytes.take();
+        let wanted = first.unwrap_or(most).max(needed - carried);
+        let piece = self.fetcher.fetch(log, &shared.recent, before, cursor.position, wanted, visible)?;
+        let from = piece.end();
+        self.piece = Some(piece);
+        if first.is_none() {
+            self.fetcher.ask_ahead(log, from, visible);
+            self.ask_beyond(shared, from, visible)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for the beginning of the next segment, where all of this one was asked for.
+    fn ask_beyond(&mut self, shared: &Shared, from: u64, visible: u64) -> Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        if !self.fetcher.may_ask_beyond(log, from, visible) {
+            return Ok(());
+        }
+        let Some(next) = shared.segment_after(log.segment.base()) else { return Ok(()) };
+        let visible = self.config.visibility.end_of(&next);
+        if self.next_log.as_ref().is_some_and(|log| log.segment.base() != next.base())
+            && let Some(other) = self.next_log.take()
+        {
+            self.fetcher.close(&other)?;
+        }
+        if self.next_log.is_none() {
+            self.next_log = Some(self.open_log(shared, next)?);
+        }
+        if let Some(next) = &self.next_log {
+            self.fetcher.ask_ahead(next, 0, visible);
+        }
+        Ok(())
+    }
+
+    fn damage(&self, shared: &Shared, cursor: Cursor, flaw: Flaw, visible: u64) -> Error {
+        let Some(log) = &self.log else { unreachable!("the record was looked up") };
+        let Cursor { offset, position, .. } = cursor;
+        match log.segment.locate_by_scan(&*log.file, offset, visible) {
+            Ok(_) => Error::Damaged { path: log.segment.path(Kind::Log), position, offset, flaw },
+            Err(error) => missing_or(shared, &log.segment, offset, error),
         }
     }
 }
 
-/// Records of one read, on their way into the buffer.
-struct Batch {
-    filled: usize,
-    next: u64,
-    max_bytes: usize,
-}
-
-enum Checked {
-    Records { bytes: usize, next: u64 },
-    LargerThanBatch { bytes: u64 },
-    Flawed(Flaw),
-}
+/// Bytes that a look-up reads where the index does not tell how many there are to the record behind.
+const LOOK_BYTES: u64 = 4096;
 
 /// Where a segment ends before `offset` and another begins behind it, records are missing, not damaged.
 fn missing_or(shared: &Shared, segment: &Segment, offset: u64, error: Error) -> Error {
@@ -420,108 +476,5 @@ pub(super) fn read_one(shared: &Shared, offset: u64) -> Result<OwnedRecord> {
             let place = if guard::stands(Guard::IndexesAreHints) { segment.locate_by_scan(&*log, offset, end)? } else { position };
             at(place)?.map_err(|_| Error::Damaged { path: path.clone(), position: place, offset, flaw })
         }
-    }
-}
-
-/// Records that were read together, borrowed from their reader's buffer.
-#[derive(Debug, Clone, Copy)]
-pub struct Records<'a> {
-    bytes: &'a [u8],
-    first: u64,
-    count: u64,
-}
-
-impl<'a> Records<'a> {
-    /// The records, in order.
-    pub fn iter(&self) -> RecordsIter<'a> {
-        RecordsIter { bytes: self.bytes }
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        to_usize(self.count)
-    }
-
-    /// Whether there is none: the end of the log.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Bytes that they occupy in the log.
-    pub fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-
-    /// The offset to go on reading from.
-    pub fn next_offset(&self) -> u64 {
-        self.first + self.count
-    }
-}
-
-impl<'a> IntoIterator for Records<'a> {
-    type Item = Record<'a>;
-    type IntoIter = RecordsIter<'a>;
-
-    fn into_iter(self) -> RecordsIter<'a> {
-        self.iter()
-    }
-}
-
-impl<'a> IntoIterator for &Records<'a> {
-    type Item = Record<'a>;
-    type IntoIter = RecordsIter<'a>;
-
-    fn into_iter(self) -> RecordsIter<'a> {
-        self.iter()
-    }
-}
-
-/// Iterates over [`Records`].
-#[derive(Debug, Clone)]
-pub struct RecordsIter<'a> {
-    /// Whole records, checked when they were read.
-    bytes: &'a [u8],
-}
-
-impl<'a> Iterator for RecordsIter<'a> {
-    type Item = Record<'a>;
-
-    fn next(&mut self) -> Option<Record<'a>> {
-        let header = Header::parse(self.bytes.first_chunk()?);
-        let (record, rest) = self.bytes.split_at(to_usize(header.record_bytes()));
-        self.bytes = rest;
-        Some(Record::from_checked(&header, &record[HEADER_BYTES..]))
-    }
-}
-
-/// A record with memory of its own; clones share it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnedRecord {
-    /// Its number in the partition.
-    pub offset: u64,
-    /// When it was appended: nanoseconds since 1970-01-01 UTC.
-    pub timestamp: u64,
-    /// Its key; empty if it has none.
-    pub key: Bytes,
-    /// Its value.
-    pub value: Bytes,
-}
-
-impl OwnedRecord {
-    pub(crate) fn decode(bytes: Vec<u8>, expected: u64) -> Result<Self, Flaw> {
-        let (record, len) = Record::decode(&bytes, expected)?;
-        let Record { offset, timestamp, key, .. } = record;
-        let value_at = HEADER_BYTES + key.len();
-        let bytes = Bytes::from(bytes);
-        Ok(Self { offset, timestamp, key: bytes.slice(HEADER_BYTES..value_at), value: bytes.slice(value_at..len) })
-    }
-}
-
-impl From<Record<'_>> for OwnedRecord {
-    /// Copies key and value.
-    fn from(record: Record<'_>) -> Self {
-        let bytes = Bytes::from([record.key, record.value].concat());
-        let (key, value) = (bytes.slice(..record.key.len()), bytes.slice(record.key.len()..));
-        Self { offset: record.offset, timestamp: record.timestamp, key, value }
     }
 }

@@ -4,6 +4,7 @@
 //! its ends and adds index entries; both are published only after the bytes they speak of were written.
 
 mod index;
+mod lookup;
 mod name;
 mod scan;
 mod sum;
@@ -22,6 +23,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 pub(crate) use index::{ENTRY_BYTES, IndexEntry, count_below};
+pub(crate) use lookup::Lookup;
 pub(crate) use name::{Kind, Name, is_prepared};
 pub(crate) use scan::{Found, Scanner, Step};
 pub(crate) use sum::{HeldSum, Sum, SumSoFar, check_whole, make_up_for_sum, put_derived};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
-use sapwood::{Batch, Durability, Error, Partition, TopicConfig, Visibility};
+use sapwood::{Batch, Durability, Error, Partition, ReaderConfig, TopicConfig, Visibility};
 
 use crate::chain::read_on;
 use crate::damage;
@@ -128,7 +128,8 @@ fn b069_a_reader_that_holds_the_segment_never_sees_what_a_failed_append_wrote() 
         let (sim, broker, partition) = sim::create(seed(), &TopicConfig { durability, ..tiny(1000) });
         try_append(&partition, 0).unwrap();
         partition.sync().unwrap();
-        let mut readers = [Visibility::Durable, Visibility::Appended].map(|up_to| partition.reader_with(up_to, 4096).unwrap());
+        let mut readers = [Visibility::Durable, Visibility::Appended]
+            .map(|up_to| partition.reader_with(ReaderConfig { piece_bytes: 4096, ..ReaderConfig::up_to(up_to) }).unwrap());
         readers.iter_mut().for_each(|reader| assert_eq!(read_on(reader, 0, 4096).0.len(), 1));
         sim.fail(Fault::next(OpKind::Write, Effect::ErrorAfterPartial { bytes: 1 << 20, errno: EIO }).path(".log"));
         assert!(try_append(&partition, 1).unwrap_err().is_failed());
@@ -270,7 +271,7 @@ fn b066_short_reads_give_the_same_records_and_a_file_that_ends_early_an_error() 
     let victim = &found[found.len() - 2];
     let bytes = sim.read_file(&log());
     for kept in [0, 1, 13, 27, 28, victim.bytes() - 1] {
-        let mut reader = partition.reader_with(Visibility::Durable, 1 << 16).unwrap();
+        let mut reader = partition.reader_with(ReaderConfig { piece_bytes: 1 << 16, ..ReaderConfig::up_to(Visibility::Durable) }).unwrap();
         // Its buffer holds the whole segment from before.
         assert_eq!(read_on(&mut reader, 0, 1 << 16).0.len(), records.len());
         sim.write_file(&log(), &bytes[..(victim.position + kept) as usize]);

@@ -1,6 +1,6 @@
 //! Reading: from any offset, across segments, by exactly as many bytes as asked, records of every size.
 
-use sapwood::{Backend, Error, TopicConfig, Visibility};
+use sapwood::{Backend, Error, ReaderConfig, TopicConfig, Visibility};
 
 use crate::format::{self, Layout, segment_bases};
 use crate::oracle::assert_closed;
@@ -89,7 +89,7 @@ fn a_batch_is_the_longest_that_max_bytes_allows() {
         let sizes = [0usize, 17, 17, 500, 1, 0, 0, 0, 4096, 17, 3, 9000, 1];
         let values: Vec<_> = sizes.iter().map(|&size| ("", vec![7u8; size])).collect();
         partition.append(batch(&values)).unwrap().wait().unwrap();
-        let mut reader = partition.reader_with(Visibility::Durable, 1 << 20).unwrap();
+        let mut reader = partition.reader_with(ReaderConfig { piece_bytes: 1 << 20, ..ReaderConfig::up_to(Visibility::Durable) }).unwrap();
         let whole: u64 = sizes.iter().map(|&size| 28 + size as u64).sum();
         for start in 0..sizes.len() {
             let limits = (0..200).chain([499, 500, 528, 529, 4095, 4096, 4124, 4125, 9027, 9028, 9029, whole - 1, whole, whole + 1]);
@@ -124,7 +124,8 @@ fn a_record_larger_than_max_bytes_or_than_the_buffer_comes_alone() {
         let records = [b"0123456789".to_vec(), large.clone(), b"9876543210".to_vec()];
         partition.append(batch(&records.clone().map(|value| ("k", value)))).unwrap().wait().unwrap();
         for buffer_bytes in [1, 4096, 64 << 10, 4 << 20] {
-            let mut reader = partition.reader_with(Visibility::Durable, buffer_bytes).unwrap();
+            let mut reader =
+                partition.reader_with(ReaderConfig { piece_bytes: buffer_bytes, ..ReaderConfig::up_to(Visibility::Durable) }).unwrap();
             for max_bytes in [0, 1, 64 << 10, 1 << 20] {
                 for (offset, value) in (0..).zip(&records) {
                     let read = reader.read(offset, max_bytes).unwrap();
@@ -205,7 +206,8 @@ fn readers_on_other_threads_follow_the_writer() {
                 for max_bytes in [60, 1 << 16] {
                     let partition = partition.clone();
                     scope.spawn(move || {
-                        let mut reader = partition.reader_with(up_to, 1 << 16).unwrap();
+                        let mut reader =
+                            partition.reader_with(ReaderConfig { piece_bytes: 1 << 16, ..ReaderConfig::up_to(up_to) }).unwrap();
                         let mut offset = 0;
                         while offset < total {
                             let records = reader.read(offset, max_bytes).unwrap();

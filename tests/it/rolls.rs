@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
-use sapwood::{Batch, Durability, Error, Partition, Ticket, TopicConfig, Visibility};
+use sapwood::{Batch, Durability, Error, Partition, ReaderConfig, Ticket, TopicConfig, Visibility};
 
 use crate::format::segment_path;
 use crate::sim::{self, EIO, ENOSPC, assert_closed, assert_sound, create, names, prepared_is_ready, try_open, until};
@@ -333,7 +333,9 @@ fn many_consumers_at_the_end_see_what_was_appended_while_it_is_overwritten() {
                 .map(|_| {
                     let partition = partition.clone();
                     scope.spawn(move || {
-                        let mut reader = partition.reader_with(Visibility::Durable, 32 << 10).unwrap();
+                        let mut reader = partition
+                            .reader_with(ReaderConfig { piece_bytes: 32 << 10, ..ReaderConfig::up_to(Visibility::Durable) })
+                            .unwrap();
                         let mut next = 0;
                         while next < 4000 {
                             let records = reader.read(next, 32 << 10).unwrap();

@@ -10,7 +10,9 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use sapwood::clock::Clock;
-use sapwood::{Backend, Batch, Broker, BrokerConfig, OwnedRecord, Partition, PartitionReport, Pinning, TopicConfig, Visibility};
+use sapwood::{
+    Backend, Batch, Broker, BrokerConfig, OwnedRecord, Partition, PartitionReport, Pinning, ReaderConfig, TopicConfig, Visibility,
+};
 use tempfile::TempDir;
 
 use crate::format::{self, Content};
@@ -150,7 +152,7 @@ pub fn rows_of(contents: &[Content], base: u64) -> Vec<Row> {
 /// Reads from `offset` to the end, `max_bytes` at a time, up to where `up_to` allows.
 #[track_caller]
 pub fn read_up_to(partition: &Partition, up_to: Visibility, mut offset: u64, max_bytes: usize) -> Vec<Row> {
-    let mut reader = partition.reader_with(up_to, 1 << 20).unwrap();
+    let mut reader = partition.reader_with(ReaderConfig { piece_bytes: 1 << 20, ..ReaderConfig::up_to(up_to) }).unwrap();
     let mut rows = Vec::new();
     loop {
         let records = reader.read(offset, max_bytes).unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sapwood::{Durability, Partition, Topic, Visibility};
+use sapwood::{Durability, Partition, ReaderConfig, Topic, Visibility};
 
 use crate::acks::{Ack, AckLog, merge};
 use crate::check::{Checker, Findings, Kind, Source};
@@ -123,7 +123,8 @@ impl Shared<'_> {
         let mut offset = partition.first_offset();
         let at = |offset: u64| move |error: sapwood::Error| (offset, error.to_string());
         let up_to = settle(partition).map_err(at(offset))?;
-        let mut reader = partition.reader_with(up_to, READ_BYTES).map_err(at(offset))?;
+        let mut reader =
+            partition.reader_with(ReaderConfig { piece_bytes: READ_BYTES, ..ReaderConfig::up_to(up_to) }).map_err(at(offset))?;
         loop {
             if self.stoppable && self.task.interrupts.any() {
                 self.stopped.store(true, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sapwood::inspect::{Inspector, Severity};
 use sapwood::io::sim::{OpKind, SimDisk};
-use sapwood::{Backend, Broker, Error, Partition, Stepper, Ticket, TopicConfig, Visibility};
+use sapwood::{Backend, Broker, Error, Partition, ReaderConfig, Stepper, Ticket, TopicConfig, Visibility};
 
 use super::model::{Crash, Log, Model, Presence, Sent, TopicModel, Verdict, batch_of, ensure};
 use super::script::{Action, Machine};
@@ -273,7 +273,8 @@ impl World {
     fn read_to_end(&mut self, partition: &Partition, topic: &str, number: u32, from: u64, up_to: Visibility) -> Result<u64, Unread> {
         let max_bytes = self.rng.one_of(&[1, 300, 20_000]);
         let log = self.model.log(topic, number);
-        let mut reader = partition.reader_with(up_to, 16 << 10).map_err(Unread::Failed)?;
+        let mut reader =
+            partition.reader_with(ReaderConfig { piece_bytes: 16 << 10, ..ReaderConfig::up_to(up_to) }).map_err(Unread::Failed)?;
         let (mut at, mut timestamp) = (from, 0);
         loop {
             let records = reader.read(at, max_bytes).map_err(Unread::Failed)?;
