@@ -160,7 +160,14 @@ impl Fetcher {
         let base = log.segment.base();
         let carried = before.as_ref().map_or(0, |before| before.bytes(base, position).len());
         let from = position + to_u64(carried);
-        let mut piece = self.read(log, recent, from, wanted.clamp(1, self.piece_bytes()).min(end - from), end)?;
+        let read = self.read(log, recent, from, wanted.clamp(1, self.piece_bytes()).min(end - from), end);
+        let mut piece = match read {
+            Ok(piece) => piece,
+            Err(error) => {
+                before.into_iter().for_each(|before| self.give_back(before));
+                return Err(error);
+            }
+        };
         if let Some(before) = before {
             let at = piece.at + to_usize(from - piece.start) - carried;
             piece.buffer[at..at + carried].copy_from_slice(before.bytes(base, position));
@@ -200,11 +207,16 @@ impl Fetcher {
             Some(file) => read_blocks_up_to_at(&**file, into, start),
             None => read_up_to_at(&*log.file, into, start),
         };
-        let there = start + to_u64(read.map_err(Error::io("read", &log.segment.path(Kind::Log)))?);
-        if there < from + wanted {
-            // Records that were there are gone: somebody cut the file.
-            return Err(Error::io("read", &log.segment.path(Kind::Log))(io::ErrorKind::UnexpectedEof.into()));
-        }
+        // Too few: records that were there are gone, somebody cut the file.
+        let there = read.map(|read| start + to_u64(read));
+        let there = there.and_then(|there| if there < from + wanted { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(there) });
+        let there = match there {
+            Ok(there) => there,
+            Err(error) => {
+                self.free.push(buffer);
+                return Err(Error::io("read", &log.segment.path(Kind::Log))(error));
+            }
+        };
         Ok(Piece { base, start, end: there.min(end), at: room, buffer })
     }
 

@@ -258,6 +258,10 @@ impl Reader {
         if self.cursor.is_some_and(|cursor| cursor.offset == offset) {
             return Ok(());
         }
+        // What is read anew is asked of the log anew.
+        if let Some(piece) = self.piece.take() {
+            self.fetcher.give_back(piece);
+        }
         let segment = shared.segment_of(offset).expect("an offset in range lies behind the first base");
         let base = segment.base();
         self.open(shared, segment)?;
