@@ -39,7 +39,7 @@ use std::time::Duration;
 pub use blocking::BlockingRing;
 pub use buffer::Buffer;
 pub use os::OsDisk;
-pub use wake::Waker;
+pub use wake::{Signal, Waker};
 
 /// Alignment of positions, lengths and memory for direct I/O. Every device's logical block
 /// divides it; a file system that asks for more is served without direct I/O.

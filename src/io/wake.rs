@@ -1,4 +1,4 @@
-//! Ending another thread's wait: an eventfd that a ring waits on beside its completions.
+//! Ending another's wait by an eventfd: one that a ring waits on beside its completions, and one for poll loops of others.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,5 +32,58 @@ impl Waker {
 impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// A descriptor that is readable while it is raised.
+#[derive(Debug)]
+pub struct Signal(OwnedFd);
+
+impl Signal {
+    /// One that is not raised.
+    ///
+    /// # Errors
+    /// What the system says to one more descriptor.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Makes it readable.
+    pub fn raise(&self) {
+        // A full counter is readable, too: no error to act on.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Makes it unreadable, until it is raised again.
+    pub fn lower(&self) {
+        let mut counter = [0; 8];
+        // It was not raised, at worst.
+        let _ = rustix::io::read(&self.0, &mut counter);
+    }
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    #[test]
+    fn a_signal_is_readable_while_it_is_raised() {
+        let signal = Signal::new().unwrap();
+        let readable = || poll(&mut [PollFd::new(&signal, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1;
+        assert!(!readable());
+        signal.lower();
+        signal.raise();
+        signal.raise();
+        assert!(readable() && readable());
+        signal.lower();
+        assert!(!readable());
     }
 }

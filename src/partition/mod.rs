@@ -19,9 +19,11 @@ mod records;
 mod reply;
 #[cfg(feature = "sim")]
 mod stepper;
+mod tail;
 mod ticket;
 mod upkeep;
 mod walk;
+mod watch;
 mod workers;
 mod writer;
 mod zeroing;
@@ -49,6 +51,7 @@ use queue::{Bell, Message, Queue, Refused};
 use recent::{Memory, Recent};
 use reply::{Answerer, Pool, Reply};
 use ticket::Answer;
+use watch::Watch;
 use writer::{InRing, Writer};
 
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
@@ -58,6 +61,9 @@ pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Visibility};
 pub use records::{OwnedRecord, Records, RecordsIter};
 #[cfg(feature = "sim")]
 pub use stepper::Stepper;
+#[cfg(feature = "async")]
+pub use tail::TailStream;
+pub use tail::{Tail, TailEvent, TailRecords};
 pub use ticket::{Ticket, TryAppendError};
 pub(crate) use workers::Workers;
 
@@ -69,6 +75,7 @@ struct Shared {
     disk: Arc<dyn Disk>,
     segments: RwLock<Vec<Arc<Segment>>>,
     ends: Ends,
+    watches: Watches,
     /// That the writer stopped, and why if it was not told to. Set before it lets go of anything.
     stopped: OnceLock<Option<Error>>,
     closed: AtomicBool,
@@ -78,6 +85,13 @@ struct Shared {
     /// Written by one thread at a time: the writer when it closes, else the upkeep thread.
     checkpoints: Mutex<Checkpoints>,
     workers: Workers,
+}
+
+/// Who waits for the watermarks to move.
+#[derive(Debug)]
+struct Watches {
+    appended: Arc<Watch>,
+    durable: Arc<Watch>,
 }
 
 impl Shared {
@@ -95,6 +109,20 @@ impl Shared {
 
     fn set_durable_end(&self, end: u64) {
         self.ends.set_durable(end);
+    }
+
+    /// Wakes those who wait for an end that was moved meanwhile.
+    fn tell_watchers(&self) {
+        self.watches.appended.tell(self.appended_end());
+        self.watches.durable.tell(self.durable_end());
+    }
+
+    /// Says why the writer stops: the ends move no more.
+    fn stop(&self, error: Option<Error>) {
+        let first = self.stopped.set(error).is_ok();
+        assert!(first, "a partition has one writer, which stops once");
+        self.watches.appended.tell_all();
+        self.watches.durable.tell_all();
     }
 
     fn first_offset(&self) -> u64 {
@@ -245,6 +273,7 @@ impl Partition {
             disk,
             segments: RwLock::new(segments),
             ends: Ends::new(next_offset),
+            watches: Watches { appended: Watch::new(), durable: Watch::new() },
             stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
             metrics: Metrics::default(),

@@ -8,6 +8,7 @@
 //! next has better things to do.
 
 use std::sync::{Arc, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +55,8 @@ struct State<T> {
     answer: Answered<T>,
     /// Somebody waits, or is about to.
     waiting: bool,
+    /// The task that waits. Here only while the answer is open.
+    waker: Option<Waker>,
     /// Whom the one who waits here is to wake next.
     next: Option<Arc<Sleepers<T>>>,
 }
@@ -101,11 +104,12 @@ impl<T> Sleepers<T> {
 #[derive(Debug)]
 pub(super) struct Crowd<T> {
     sleepers: Vec<Arc<Sleepers<T>>>,
+    wakers: Vec<Waker>,
 }
 
 impl<T> Crowd<T> {
     pub(super) fn new() -> Self {
-        Self { sleepers: Vec::new() }
+        Self { sleepers: Vec::new(), wakers: Vec::new() }
     }
 
     /// Answers all, and sees to it that all who wait are woken.
@@ -125,6 +129,7 @@ impl<T> Crowd<T> {
                 let waiting = {
                     let mut state = slot.state();
                     state.answer = Answered::With(answer);
+                    self.wakers.extend(state.waker.take());
                     state.waiting
                 };
                 waiting.then_some(slot)
@@ -133,12 +138,17 @@ impl<T> Crowd<T> {
             list.reverse();
         }
         Sleepers::wake(sleepers, 1);
+        // Tasks are many to a thread, and wake nobody; they run code of others, which no lock is held for.
+        self.wakers.drain(..).for_each(Waker::wake);
     }
 }
 
 impl<T> Slot<T> {
     fn new() -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State { answer: Answered::Open, waiting: false, next: None }), changed: Condvar::new() })
+        Arc::new(Self {
+            state: Mutex::new(State { answer: Answered::Open, waiting: false, waker: None, next: None }),
+            changed: Condvar::new(),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -147,10 +157,17 @@ impl<T> Slot<T> {
     }
 
     fn set(&self, answer: Answered<T>) {
-        self.state().answer = answer;
+        let waker = {
+            let mut state = self.state();
+            state.answer = answer;
+            state.waker.take()
+        };
         // Without the lock, so that whoever wakes finds it free. By now the slot may serve another pair, which finds itself
         // woken for nothing and waits on.
         self.changed.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
@@ -214,6 +231,18 @@ impl<T> Reply<T> {
         self.taken(&mut self.slot.state())
     }
 
+    /// The answer, if it is there; else the task is woken when it comes.
+    #[cfg(any(feature = "async", test))]
+    pub(super) fn poll(&self, context: &std::task::Context<'_>) -> Result<T, NoReply> {
+        let waker = context.waker().clone();
+        let mut state = self.slot.state();
+        let result = self.taken(&mut state);
+        let before = if let Err(NoReply::Pending) = result { state.waker.replace(waker) } else { None };
+        // Dropping a waker runs code of others.
+        drop((state, before));
+        result
+    }
+
     /// Whether a wait would end at once.
     pub(super) fn is_over(&self) -> bool {
         !matches!(self.slot.state().answer, Answered::Open)
@@ -274,9 +303,11 @@ impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
         // Once it was answered, the answering end has let go of it, and it can serve the next pair. One that was dropped
         // before its answer came cannot.
-        if let Some(pool) = &self.pool
-            && self.answered.load(Ordering::Relaxed)
-        {
+        if !self.answered.load(Ordering::Relaxed) {
+            // Nobody waits for it any more.
+            let waker = self.slot.state().waker.take();
+            drop(waker);
+        } else if let Some(pool) = &self.pool {
             // A full pool has enough.
             let _ = pool.put.try_send(Arc::clone(&self.slot));
         }

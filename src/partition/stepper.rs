@@ -118,6 +118,27 @@ impl Stepper {
         }
     }
 
+    /// Steps until `ready`, or until so much time has passed. True if it is ready.
+    ///
+    /// # Panics
+    /// As for [`Self::work_until`], without a timeout.
+    pub(super) fn work_for(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) -> bool {
+        let Some(timeout) = timeout else {
+            self.work_until(ready);
+            return true;
+        };
+        let end = self.tasks().now.saturating_add(timeout);
+        while !ready() {
+            if self.tasks().now >= end {
+                return false;
+            }
+            if !self.step() {
+                self.tasks().skip_to_next_deadline_before(end);
+            }
+        }
+        true
+    }
+
     pub(super) fn add_writer(&self, helm: Arc<Helm>) {
         self.tasks().add(Work::Writer(helm));
     }
@@ -196,15 +217,25 @@ impl Tasks {
 
     /// Lets time pass until somebody waits no longer. False if nobody waits for a time.
     fn skip_to_next_deadline(&mut self) -> bool {
-        let deadline = |task: &Task| match task.waits {
-            Waits::ForTheBell { until, .. } => until,
-            Waits::ForNothing => None,
-        };
-        let next = self.tasks.iter().filter_map(deadline).min();
+        let next = self.next_deadline();
         if let Some(next) = next {
             self.now = self.now.max(next);
         }
         next.is_some()
+    }
+
+    /// The same, or until `end` if that comes first.
+    fn skip_to_next_deadline_before(&mut self, end: Duration) {
+        let next = self.next_deadline().map_or(end, |next| next.min(end));
+        self.now = self.now.max(next);
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        let deadline = |task: &Task| match task.waits {
+            Waits::ForTheBell { until, .. } => until,
+            Waits::ForNothing => None,
+        };
+        self.tasks.iter().filter_map(deadline).min()
     }
 }
 

@@ -1,7 +1,11 @@
 //! The promise of an answer to one append.
 
 use std::ops::Range;
+#[cfg(feature = "async")]
+use std::pin::Pin;
 use std::sync::Arc;
+#[cfg(feature = "async")]
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::Shared;
@@ -68,6 +72,20 @@ impl Ticket {
             Ok(answer) => Ok(answer),
             Err(NoReply::Gone) => Ok(Err(self.shared.why_stopped())),
             Err(NoReply::Pending) => Err(self),
+        }
+    }
+}
+
+/// Polled, it is woken when the answer is there; it must not be polled again after that. Dropped, it is an append that nobody waits for.
+#[cfg(feature = "async")]
+impl Future for Ticket {
+    type Output = Result<Range<u64>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.answer.poll(context) {
+            Ok(answer) => Poll::Ready(answer),
+            Err(NoReply::Gone) => Poll::Ready(Err(self.shared.why_stopped())),
+            Err(NoReply::Pending) => Poll::Pending,
         }
     }
 }

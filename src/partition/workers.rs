@@ -2,6 +2,7 @@
 
 use std::io;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 #[cfg(feature = "sim")]
 use super::stepper::{Stepper, TaskId};
@@ -33,6 +34,19 @@ impl Workers {
             Self::Threads => drop(ready),
             #[cfg(feature = "sim")]
             Self::Stepped(stepper) => stepper.work_until(ready),
+        }
+    }
+
+    /// Where no thread does what is waited for: does it here until it is `ready` or so much time has passed, and tells whether it is ready. None
+    /// where threads do it: wait yourself.
+    pub(super) fn work_for(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) -> Option<bool> {
+        match self {
+            Self::Threads => {
+                drop((timeout, ready));
+                None
+            }
+            #[cfg(feature = "sim")]
+            Self::Stepped(stepper) => Some(stepper.work_for(timeout, ready)),
         }
     }
 

@@ -793,7 +793,7 @@ impl Writer {
         self.spare_lists.push(Lists { waiters, entries });
     }
 
-    /// Answers who waits for records that were published.
+    /// Answers who waits for records that were published, and then wakes who watches for them: producers wait for no consumer.
     fn answer(&mut self) {
         match self.unanswered.len() {
             0 => {}
@@ -801,6 +801,7 @@ impl Writer {
             1 => self.unanswered.drain(..).for_each(|Waiter { answer, offsets }| answer.send(Ok(offsets))),
             _ => self.crowd.answer(self.unanswered.drain(..).map(|Waiter { answer, offsets }| (answer, Ok(offsets)))),
         }
+        self.shared.tell_watchers();
     }
 
     // ---------------------------------------------------------------- upkeep
