@@ -339,6 +339,45 @@ mod tests {
     }
 
     #[test]
+    fn a_task_is_woken_when_its_answer_comes_and_not_once_it_is_gone() {
+        struct Count(std::sync::atomic::AtomicU64);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::new(Count(0.into()));
+        let waker = Waker::from(Arc::clone(&count));
+        let woken = || count.0.load(Ordering::Relaxed);
+        let context = std::task::Context::from_waker(&waker);
+        let pool = Pool::new(4);
+        let polled = || {
+            let (answerer, reply) = pool.pair();
+            assert_eq!((reply.poll(&context), reply.poll(&context)), (Err(NoReply::Pending), Err(NoReply::Pending)));
+            (answerer, reply)
+        };
+        let (answerer, reply) = polled();
+        answerer.send(1);
+        assert_eq!((woken(), reply.poll(&context)), (1, Ok(1)));
+        let (answerer, reply) = polled();
+        drop(answerer);
+        assert_eq!((woken(), reply.poll(&context)), (2, Err(NoReply::Gone)));
+        let (answerer, reply) = polled();
+        drop(reply);
+        answerer.send(3);
+        assert_eq!(woken(), 2);
+        // Several at once, some of whom gave up.
+        let mut pairs: Vec<_> = (0..4).map(|_| polled()).collect();
+        drop(pairs.remove(1).1);
+        let (answerers, replies): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        Crowd::new().answer(answerers.into_iter().zip(10..));
+        assert_eq!(woken(), 5);
+        assert!(replies.iter().zip(10..).all(|(reply, answer)| reply.poll(&context) == Ok(answer)));
+        drop((replies, waker));
+        assert_eq!(Arc::strong_count(&count), 2, "all but the context's are gone");
+    }
+
+    #[test]
     fn slots_are_used_again_and_never_mixed_up() {
         let pool = Pool::new(4);
         let (requests, asked) = crossbeam_channel::bounded::<(u64, Answerer<u64>)>(8);

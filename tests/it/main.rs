@@ -49,6 +49,8 @@ mod rolls;
 mod space;
 mod special;
 mod threads;
+mod tail;
+mod tail_tasks;
 mod time;
 #[cfg(feature = "cli")]
 mod tool;
