@@ -22,7 +22,7 @@ async fn produce(partition: Partition) -> sapwood::Result<()> {
 }
 
 async fn consume(mut records: TailStream) -> sapwood::Result<()> {
-    while let Some(record) = records.next().await {
+    while let Some(record) = records.next_record().await {
         let record = record?;
         println!("           {} {}", record.offset, record.value.escape_ascii());
         if record.offset + 1 == RECORDS {

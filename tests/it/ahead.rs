@@ -51,7 +51,7 @@ fn index_entries_that_cannot_be_written_cost_no_append_and_no_look_up() {
         sim.fail_by_chance(RandomFault { on: OpKind::Write, path_suffix, per_million: 1_000_000, effect: Effect::Error(sim::EIO) });
     }
     for _ in 0..5000 {
-        let _ = partition.append(Batch::of(None, b"meanwhile").unwrap()).unwrap();
+        drop(partition.append(Batch::of(None, b"meanwhile").unwrap()).unwrap());
     }
     partition.sync().unwrap();
     let read = |offset| partition.read_one(offset).unwrap().value;

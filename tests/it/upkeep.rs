@@ -158,7 +158,7 @@ fn a_checkpoint_vouches_for_no_entry_past_its_position() {
     };
     hold.wait_until_held();
     for _ in 0..5000 {
-        let _ = partition.append(Batch::of(None, b"value").unwrap()).unwrap();
+        drop(partition.append(Batch::of(None, b"value").unwrap()).unwrap());
     }
     append(&partition, 10).unwrap();
     until("indexes are begun", || {

@@ -36,7 +36,7 @@ impl Tail {
 
 impl TailStream {
     /// The next record: what `StreamExt::next` does, without a crate for it. Dropping the future loses nothing.
-    pub fn next(&mut self) -> impl Future<Output = Option<Result<OwnedRecord>>> + '_ {
+    pub fn next_record(&mut self) -> impl Future<Output = Option<Result<OwnedRecord>>> + '_ {
         future::poll_fn(|context| Pin::new(&mut *self).poll_next(context))
     }
 
