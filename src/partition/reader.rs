@@ -36,7 +36,7 @@ impl Visibility {
         }
     }
 
-    fn end_offset(self, shared: &Shared) -> u64 {
+    pub(super) fn end_offset(self, shared: &Shared) -> u64 {
         match self {
             Self::Durable if guard::stands(Guard::ReadsAreDurable) => shared.durable_end(),
             Self::Durable | Self::Appended => shared.appended_end(),
@@ -45,7 +45,7 @@ impl Visibility {
 
     /// # Errors
     /// [`Error::OffsetOutOfRange`] unless `offset` is one that there is, or the one after.
-    fn check(self, shared: &Shared, offset: u64) -> Result<Range<u64>> {
+    pub(super) fn check(self, shared: &Shared, offset: u64) -> Result<Range<u64>> {
         let range = shared.first_offset()..self.end_offset(shared);
         if offset < range.start || offset > range.end {
             return Err(Error::OffsetOutOfRange { offset, first: range.start, next: range.end });

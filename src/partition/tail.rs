@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use super::reader::{OwnedRecord, Reader, Records, Visibility};
+use super::reader::{Reader, ReaderConfig, Visibility};
+use super::records::{OwnedRecord, Records};
 use super::watch::{Place, Watch};
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
@@ -85,7 +86,7 @@ impl Partition {
     /// # Errors
     /// As for [`Self::tail`].
     pub fn tail_with(&self, from: u64, visibility: Visibility) -> Result<Tail> {
-        let reader = self.reader_with(visibility, Reader::BUFFER_BYTES)?;
+        let reader = self.reader_with(ReaderConfig::up_to(visibility))?;
         let shared = Arc::clone(&self.0.shared);
         let mut tail = Tail { reader, shared, visibility, position: from, ahead: VecDeque::new(), event: None };
         tail.seek(from)?;
@@ -144,10 +145,7 @@ impl Tail {
     /// # Errors
     /// [`Error::OffsetOutOfRange`], as for [`Partition::tail`]; the tail stays where it was.
     pub fn seek(&mut self, offset: u64) -> Result<()> {
-        let (first, next) = (self.shared.first_offset(), self.end());
-        if !(first..=next).contains(&offset) {
-            return Err(Error::OffsetOutOfRange { offset, first, next });
-        }
+        self.visibility.check(&self.shared, offset)?;
         self.position = offset;
         self.ahead.clear();
         Ok(())
@@ -199,10 +197,7 @@ impl Tail {
     }
 
     fn end(&self) -> u64 {
-        match self.visibility {
-            Visibility::Durable => self.shared.durable_end(),
-            Visibility::Appended => self.shared.appended_end(),
-        }
+        self.visibility.end_offset(&self.shared)
     }
 
     fn watch(&self) -> &Arc<Watch> {

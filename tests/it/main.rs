@@ -48,9 +48,9 @@ mod review;
 mod rolls;
 mod space;
 mod special;
-mod threads;
 mod tail;
 mod tail_tasks;
+mod threads;
 mod time;
 #[cfg(feature = "cli")]
 mod tool;

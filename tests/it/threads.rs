@@ -4,7 +4,7 @@
 use std::thread;
 
 use sapwood::io::sim::SimDisk;
-use sapwood::{Durability, Partition, TopicConfig, Visibility};
+use sapwood::{Durability, Partition, ReaderConfig, TopicConfig, Visibility};
 
 use crate::sim::{open, tiny};
 use crate::support::{Row, TOPIC, assert_in_order, batch, partition_of, read_all};
@@ -36,7 +36,7 @@ fn produce(partition: &Partition, producer: u64) {
 
 /// Reads each record as soon as it is there.
 fn follow(partition: &Partition, visibility: Visibility) -> Vec<Row> {
-    let mut reader = partition.reader_with(visibility, 64 << 10).unwrap();
+    let mut reader = partition.reader_with(ReaderConfig { piece_bytes: 64 << 10, ..ReaderConfig::up_to(visibility) }).unwrap();
     let mut rows: Vec<Row> = Vec::new();
     while (rows.len() as u64) < RECORDS {
         let records = reader.read(rows.len() as u64, 60_000).unwrap();

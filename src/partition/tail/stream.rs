@@ -8,7 +8,7 @@ use futures_core::stream::{FusedStream, Stream};
 
 use super::Tail;
 use crate::error::Result;
-use crate::partition::reader::OwnedRecord;
+use crate::partition::records::OwnedRecord;
 use crate::partition::watch::Place;
 
 /// The records of a [`Tail`] as they come: made by [`Tail::into_stream`]. It ends after an error.
