@@ -261,7 +261,7 @@ fn b066_short_reads_give_the_same_records_and_a_file_that_ends_early_an_error() 
             assert_eq!(contents(&read_up_to(&partition, Visibility::Durable, 0, max_bytes)), records, "{short} bytes at a time");
         }
         let reads = sim.ops().iter().filter(|op| op.kind == OpKind::Read).count();
-        assert!(reads >= 3 * (sim.read_file(&log()).len() / short as usize), "nothing was short");
+        assert!(reads >= 3 * (sim.read_file(&log()).len() / short), "nothing was short");
         sim.clear_faults();
     }
     // Somebody cuts a log while it is read: inside a header, at the end of one, inside a body.
