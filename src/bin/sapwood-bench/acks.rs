@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
+use crate::packed::{put, put_change, take, take_change};
+
 /// One append that was answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ack {
@@ -13,34 +15,40 @@ pub struct Ack {
     pub offsets: Range<u64>,
     /// The sequences that its records were taken from. With keys, those of them whose key goes to the partition; else all.
     pub sequences: Range<u64>,
+    /// When latency counts from, in nanoseconds since a moment of the run; 0 where nobody wants to know.
+    pub begun: u64,
 }
 
 /// The answers to one producer's appends to one partition, in the order in which they were appended.
 ///
-/// Each entry is four variable-length numbers, relative to the entry before it; 4 bytes in a typical run.
+/// Each entry is five variable-length numbers, relative to the entry before it; 5 bytes in a typical run, and some 3 more where it matters
+/// when appends began.
 #[derive(Debug, Clone, Default)]
 pub struct AckLog {
     bytes: Vec<u8>,
     before: Before,
 }
 
-/// What the next entry is relative to: the ends of the entry before.
+/// What the next entry is relative to: the ends of the entry before, and when that began.
 #[derive(Debug, Clone, Copy, Default)]
 struct Before {
     offset: u64,
     sequence: u64,
+    begun: u64,
 }
 
 impl AckLog {
     /// Adds an answer.
-    pub fn push(&mut self, offsets: &Range<u64>, sequences: &Range<u64>) {
+    pub fn push(&mut self, offsets: &Range<u64>, sequences: &Range<u64>, begun: u64) {
         for (start, end, before) in
             [(offsets.start, offsets.end, &mut self.before.offset), (sequences.start, sequences.end, &mut self.before.sequence)]
         {
-            put(&mut self.bytes, zigzag(start.wrapping_sub(*before)));
+            put_change(&mut self.bytes, *before, start);
             put(&mut self.bytes, end.wrapping_sub(start));
             *before = end;
         }
+        put_change(&mut self.bytes, self.before.begun, begun);
+        self.before.begun = begun;
     }
 
     /// All answers, in order.
@@ -49,13 +57,14 @@ impl AckLog {
         let mut before = Before::default();
         std::iter::from_fn(move || {
             let mut range = |before: &mut u64| {
-                let start = before.wrapping_add(unzigzag(take(&mut rest)?));
+                let start = take_change(&mut rest, *before)?;
                 *before = start.wrapping_add(take(&mut rest)?);
                 Some(start..*before)
             };
             let offsets = range(&mut before.offset)?;
             let sequences = range(&mut before.sequence)?;
-            Some(Ack { producer, offsets, sequences })
+            before.begun = take_change(&mut rest, before.begun)?;
+            Some(Ack { producer, offsets, sequences, begun: before.begun })
         })
     }
 }
@@ -74,52 +83,19 @@ pub fn merge(logs: &[(u32, AckLog)]) -> impl Iterator<Item = Ack> {
     })
 }
 
-/// Small numbers of either sign to small numbers.
-fn zigzag(n: u64) -> u64 {
-    (n << 1) ^ (n.cast_signed() >> 63).cast_unsigned()
-}
-
-fn unzigzag(n: u64) -> u64 {
-    (n >> 1) ^ (n & 1).wrapping_neg()
-}
-
-/// Seven bits per byte, the lowest first; the high bit says that more follow.
-fn put(into: &mut Vec<u8>, mut n: u64) {
-    loop {
-        let [low, ..] = n.to_le_bytes();
-        n >>= 7;
-        if n == 0 {
-            return into.push(low & 0x7f);
-        }
-        into.push(low | 0x80);
-    }
-}
-
-fn take(from: &mut &[u8]) -> Option<u64> {
-    let mut n = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = from.split_first()?;
-        *from = rest;
-        n |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(n);
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn ack(producer: u32, offsets: Range<u64>, sequences: Range<u64>) -> Ack {
-        Ack { producer, offsets, sequences }
+        let begun = offsets.start.wrapping_mul(1000);
+        Ack { producer, offsets, sequences, begun }
     }
 
     fn log(acks: &[Ack]) -> AckLog {
         let mut log = AckLog::default();
         for ack in acks {
-            log.push(&ack.offsets, &ack.sequences);
+            log.push(&ack.offsets, &ack.sequences, ack.begun);
         }
         log
     }
@@ -139,12 +115,16 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_a_typical_run_takes_four_bytes() {
-        let mut log = AckLog::default();
-        for at in 0..1000 {
-            log.push(&(at * 8..at * 8 + 1), &(at * 8 + 3..at * 8 + 4));
-        }
-        assert_eq!(log.bytes.len(), 4000);
+    fn an_entry_of_a_typical_run_takes_five_bytes_and_three_more_with_its_time() {
+        let bytes = |begun: fn(u64) -> u64| {
+            let mut log = AckLog::default();
+            for at in 0..1000 {
+                log.push(&(at * 8..at * 8 + 1), &(at * 8 + 3..at * 8 + 4), begun(at));
+            }
+            log.bytes.len()
+        };
+        assert_eq!(bytes(|_| 0), 5000);
+        assert!((7000..=8000).contains(&bytes(|at| 1_000_000_000 + at * 120_000)));
     }
 
     #[test]
@@ -157,13 +137,5 @@ mod tests {
         let merged: Vec<_> = merge(&logs).map(|ack| (ack.producer, ack.offsets)).collect();
         assert_eq!(merged, [(2, 0..1), (0, 1..2), (2, 2..5), (0, 5..6)]);
         assert_eq!(merge(&[]).count(), 0);
-    }
-
-    #[test]
-    fn zigzag_round_trips() {
-        for n in [0, 1, 2, u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1] {
-            assert_eq!(unzigzag(zigzag(n)), n);
-        }
-        assert_eq!([0, u64::MAX, 1].map(zigzag), [0, 1, 2]);
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sapwood::Backend;
+use sapwood::{Backend, ReadMode};
 
 use crate::units::{parse_duration, parse_size, parse_some_duration};
 
@@ -51,6 +51,62 @@ impl From<BackendArg> for Backend {
     }
 }
 
+/// What consumers do, by its name on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReadArg {
+    /// Read on at the end of the log, beside the producers. Latency is that of a record, from where its append's latency counts from until
+    /// the consumer has it
+    Tail,
+    /// Read all that was written, once, after the load: how fast a consumer that was away is back. Latency is that of a batch of up to
+    /// 256 KiB
+    CatchUp,
+    /// Look up records at random offsets, after the load, for --duration, and --records in all. Latency is that of a look-up, the record
+    /// read
+    Random,
+    /// Look up the first record at or after a random moment, else as random
+    Time,
+}
+
+impl ReadArg {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tail => "tail",
+            Self::CatchUp => "catch-up",
+            Self::Random => "random",
+            Self::Time => "time",
+        }
+    }
+}
+
+/// How consumers get at the bytes, by its name on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReadModeArg {
+    /// Through the page cache
+    Buffered,
+    /// Past it, where the file system can
+    Direct,
+}
+
+impl ReadModeArg {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Buffered => "buffered",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+impl From<ReadModeArg> for ReadMode {
+    fn from(arg: ReadModeArg) -> Self {
+        match arg {
+            ReadModeArg::Buffered => Self::Buffered,
+            ReadModeArg::Direct => Self::Direct,
+        }
+    }
+}
+
 /// Puts load on a sapwood commit log, reads every acknowledged record back, and reports.
 ///
 /// Without anything: one producer appends 1 kB records for 10 s, each durable before the next, into a directory
@@ -64,8 +120,7 @@ pub struct Cli {
     run: RunArgs,
 }
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 the run and its verification went well, 1 an append failed or a record was not as it was written, 2 wrong usage.";
+const EXIT_CODES: &str = "Exit codes: 0 the run and its verification went well, 1 an append or a consumer failed or a record was not as it was written, 2 wrong usage.";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -163,6 +218,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     pub seed: u64,
 
+    /// Consumers of each partition, a thread each; what they read is checked for whole offsets and checksums, and a failure fails the
+    /// run [default: none, or 1 with --read]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Reading")]
+    pub consumers: Option<u32>,
+    /// What they do. After the load the log lies as that left it: durable appends go past the page cache, so that what is read first
+    /// comes from the disk [default: tail]
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Reading")]
+    pub read: Option<ReadArg>,
+    /// How they get at the bytes; tails always through memory and the page cache
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = ReadModeArg::Buffered, help_heading = "Reading")]
+    pub read_mode: ReadModeArg,
+
     /// Read every acknowledged record back and compare bytes, offsets and order (the default)
     #[arg(long, overrides_with = "no_verify", help_heading = "Result")]
     verify: bool,
@@ -181,6 +248,14 @@ impl RunArgs {
     /// Whether to read back and compare.
     pub fn verify(&self) -> bool {
         self.verify || !self.no_verify
+    }
+
+    /// What consumers do, and how many of each partition do it, if there are any.
+    pub fn consumers(&self) -> Option<(ReadArg, u32)> {
+        match (self.read, self.consumers) {
+            (None, None) => None,
+            (read, consumers) => Some((read.unwrap_or(ReadArg::Tail), consumers.unwrap_or(1))),
+        }
     }
 
     /// Load that is not measured comes first, for so long.
@@ -264,6 +339,17 @@ mod tests {
     }
 
     #[test]
+    fn one_word_makes_consumers() {
+        let consumers = |args: &[&str]| parse(args).unwrap().consumers();
+        assert_eq!(consumers(&[]), None);
+        assert_eq!(consumers(&["--consumers", "3"]), Some((ReadArg::Tail, 3)));
+        for read in ReadArg::value_variants() {
+            assert_eq!(consumers(&["--read", read.name()]), Some((*read, 1)));
+            assert_eq!(consumers(&["--read", read.name(), "--consumers", "2"]), Some((*read, 2)));
+        }
+    }
+
+    #[test]
     fn wrong_values_are_refused() {
         let wrong = [
             ["--producers", "0"],
@@ -278,6 +364,9 @@ mod tests {
             ["--durability", "maybe"],
             ["--backend", "sim"],
             ["--index-interval", "0"],
+            ["--consumers", "0"],
+            ["--read", "backwards"],
+            ["--read-mode", "mapped"],
         ];
         for args in wrong {
             assert!(parse(&args).is_err(), "{args:?}");

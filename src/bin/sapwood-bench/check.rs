@@ -299,7 +299,7 @@ impl<'a, A: Iterator<Item = Ack>> Checker<'a, A> {
 
     /// Opens the next append. False if there is none.
     fn advance(&mut self) -> bool {
-        let Some(Ack { producer, offsets, sequences }) = self.acks.next() else { return false };
+        let Some(Ack { producer, offsets, sequences, .. }) = self.acks.next() else { return false };
         let before = usize::try_from(producer).ok().and_then(|index| self.sequence_ends.get_mut(index));
         let before = before.map_or(0, |end| std::mem::replace(end, sequences.end.max(*end)));
         if sequences.start < before {
@@ -388,6 +388,7 @@ mod tests {
                 producer: at % 3,
                 offsets: u64::from(at) * 2..u64::from(at) * 2 + 2,
                 sequences: u64::from(at) * 2..u64::from(at) * 2 + 2,
+                begun: 0,
             })
             .collect();
         let records =
@@ -605,7 +606,8 @@ mod tests {
     /// Keys 0 to 3 in turn, batches of five sequences, of which this partition has the even ones.
     fn keyed() -> Log {
         let payload = Payload::noise(24, 4, 7);
-        let acks = vec![Ack { producer: 0, offsets: 0..3, sequences: 0..5 }, Ack { producer: 1, offsets: 3..5, sequences: 5..10 }];
+        let ack = |producer, offsets, sequences| Ack { producer, offsets, sequences, begun: 0 };
+        let acks = vec![ack(0, 0..3, 0..5), ack(1, 3..5, 5..10)];
         let records = [(0, 0), (0, 2), (0, 4), (1, 6), (1, 8)];
         let records = (0..).zip(records).map(|(offset, (producer, sequence))| stored(&payload, producer, sequence, offset)).collect();
         Log { payload, acks, records, unanswered: false }

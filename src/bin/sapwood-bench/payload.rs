@@ -136,7 +136,8 @@ fn noise_state(seed: u64, producer: u32, sequence: u64) -> u64 {
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-fn mix(a: u64, b: u64) -> u64 {
+/// A number that looks like no other pair's.
+pub fn mix(a: u64, b: u64) -> u64 {
     finish(a.wrapping_add(GOLDEN).wrapping_add(finish(b.wrapping_add(GOLDEN))))
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sapwood::{BrokerConfig, Durability, HEADER_BYTES, TopicConfig};
 
 use crate::Stop;
-use crate::args::{DurabilityArg, RunArgs};
+use crate::args::{DurabilityArg, ReadArg, ReadModeArg, RunArgs};
 use crate::payload::{Lines, Payload};
 use crate::schedule::Shape;
 use crate::units::to_u64;
@@ -49,6 +49,7 @@ impl Plan {
         let topic = topic(args, payload.largest_batch(args.batch_records, header));
         topic.validate().map_err(|error| Stop::Usage(hint(&error.to_string())))?;
         check_json(args.json.as_deref())?;
+        check_reading(args)?;
         Ok(Self {
             shape: Shape {
                 producers: args.producers,
@@ -89,6 +90,17 @@ fn hint(error: &str) -> String {
         return format!("the largest append, of --batch-records records, is too large: {error}");
     }
     error.to_owned()
+}
+
+/// A word that would be without effect is a mistake.
+fn check_reading(args: &RunArgs) -> Result<(), Stop> {
+    let why = match args.consumers() {
+        _ if args.read_mode == ReadModeArg::Buffered => return Ok(()),
+        None => "there are no --consumers",
+        Some((ReadArg::Tail, _)) => "the end of the log is in memory, and tails read past the page cache never",
+        Some(_) => return Ok(()),
+    };
+    Err(Stop::Usage(format!("--read-mode {}: {why}", args.read_mode.name())))
 }
 
 /// After a long run is too late to learn that the figures cannot be written.
@@ -133,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_done_is_said() {
-        let wrong: [(&[&str], &str); 8] = [
+        let wrong: [(&[&str], &str); 10] = [
             (&["--record-bytes", "4GiB"], "at most 4294967295"),
             (&["--record-bytes", "4294967295", "--keys", "1"], "at most 4294967295"),
             (&["--record-bytes", "1GiB", "--batch-records", "5"], "--batch-records"),
@@ -142,6 +154,8 @@ mod tests {
             (&["--input", "/nonexistent"], "/nonexistent"),
             (&["--input", "/dev/null"], "empty"),
             (&["--json", "/nonexistent/figures.json"], "/nonexistent"),
+            (&["--read-mode", "direct"], "no --consumers"),
+            (&["--read-mode", "direct", "--consumers", "1"], "tails"),
         ];
         for (args, part) in wrong {
             let error = plan(args).unwrap_err();

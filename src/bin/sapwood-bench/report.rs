@@ -27,6 +27,8 @@ pub struct Report {
     pub mib_per_second: f64,
     /// Of one append. Null if none was measured.
     pub latency_us: Option<Latency>,
+    /// What consumers did. Null if there were none, or the run was interrupted before they began.
+    pub read: Option<ReadShape>,
     /// Writes of the log during the measured time.
     pub commits: u64,
     pub records_per_commit: f64,
@@ -137,6 +139,52 @@ pub struct LoadShape {
     pub seed: u64,
 }
 
+/// What consumers did, all of them together.
+#[derive(Debug, Serialize)]
+pub struct ReadShape {
+    /// What: tail, catch-up, random or time.
+    pub mode: &'static str,
+    /// How many of each partition.
+    pub consumers: u32,
+    /// How they got at the bytes: buffered or direct.
+    pub read_mode: &'static str,
+    /// Records read, each as often as there were consumers to read it; at the tail, those that came after the warm-up.
+    pub records: u64,
+    /// Bytes of their keys and values.
+    pub bytes: u64,
+    /// What they took, up to the last one.
+    pub seconds: f64,
+    pub records_per_second: f64,
+    pub mib_per_second: f64,
+    /// At the tail of a measured record, from where its append's latency counts from until a consumer had it; in catch-up of a batch, else of a
+    /// look-up. Null if none was measured.
+    pub latency_us: Option<Latency>,
+    /// What the first consumer that failed met.
+    pub error: Option<String>,
+}
+
+impl ReadShape {
+    fn who(&self) -> String {
+        let what = match self.mode {
+            "tail" => "at the tail",
+            "catch-up" => "reading all of it",
+            "random" => "looking up offsets",
+            _ => "looking up times",
+        };
+        let how = if self.read_mode == "direct" { ", past the page cache" } else { "" };
+        format!("{} of each partition {what}{how}", plural(self.consumers.into(), "consumer"))
+    }
+
+    /// What latency is of, and from where.
+    fn of(&self) -> (&'static str, &'static str) {
+        match self.mode {
+            "tail" => ("  to be seen", "a record, from its append on"),
+            "catch-up" => ("  a batch", ""),
+            _ => ("  a look-up", ""),
+        }
+    }
+}
+
 /// How the disk's own limit was measured.
 #[derive(Debug, Serialize)]
 pub struct FloorShape {
@@ -165,7 +213,7 @@ pub struct VerificationShape {
 impl Report {
     /// Whether the run was good: exit code 0 or 1.
     pub fn passed(&self) -> bool {
-        self.error.is_none() && self.verification.passed != Some(false)
+        self.error.is_none() && self.read.as_ref().is_none_or(|read| read.error.is_none()) && self.verification.passed != Some(false)
     }
 
     /// For programs: one object, indented.
@@ -190,6 +238,13 @@ impl Report {
         );
         out.line("measured", &format!("{}, {} in {:.2} s", plural(self.records, "record"), size(self.bytes), self.seconds));
         out.line("commits", &format!("{}, {:.2} records each", count(self.commits), self.records_per_commit));
+        if let Some(read) = &self.read {
+            out.line(
+                "read",
+                &format!("{} records/s, {} MiB/s by {}", rate(read.records_per_second), rate(read.mib_per_second), read.who()),
+            );
+            out.line("", &format!("{}, {} in {:.2} s", plural(read.records, "record"), size(read.bytes), read.seconds));
+        }
         out.blank();
         self.latencies(out);
         out.blank();
@@ -249,6 +304,13 @@ impl Report {
         if let Loop::Open { lag_us: Some(lag), .. } = self.r#loop {
             out.columns("  begun late", &times(lag), "part of the append's latency");
         }
+        if let Some(read) = &self.read {
+            let (what, from) = read.of();
+            match read.latency_us {
+                Some(latency) => out.columns(what, &times(latency), from),
+                None => out.line(what, "none was measured"),
+            }
+        }
     }
 
     fn verified(&self) -> String {
@@ -285,8 +347,11 @@ impl Report {
         if let Some(error) = &self.error {
             notes.push(("FAILED", error.clone()));
         }
+        if let Some(error) = self.read.as_ref().and_then(|read| read.error.as_ref()) {
+            notes.push(("FAILED", error.clone()));
+        }
         if self.interrupted {
-            notes.push(("interrupted", "the load ended early; the figures are those up to there".to_owned()));
+            notes.push(("interrupted", "the run ended early; the figures are those up to there".to_owned()));
         }
         match &self.r#loop {
             Loop::Closed => notes.push((
@@ -372,6 +437,7 @@ mod tests {
             records_per_second: 10_000.0,
             mib_per_second: 9.54,
             latency_us: Some(append),
+            read: None,
             commits: 10_000,
             records_per_commit: 2.0,
             durability: "durable",
@@ -439,6 +505,59 @@ closed loop  each producer waits for its answer, so a stall holds back the appen
 ";
         assert_eq!(report().table(), expected);
         assert!(report().passed());
+    }
+
+    fn read(mode: &'static str) -> ReadShape {
+        ReadShape {
+            mode,
+            consumers: 2,
+            read_mode: "buffered",
+            records: 40_000,
+            bytes: 40_000_000,
+            seconds: 2.0,
+            records_per_second: 20_000.0,
+            mib_per_second: 19.07,
+            latency_us: Latency::of(&histogram((1..=1000).map(|at| at * 2000))),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn consumers_have_lines_of_their_own() {
+        let mut report = Report { read: Some(read("tail")), ..report() };
+        let table = report.table();
+        let lines = "\
+commits      10,000, 2.00 records each
+read         20,000 records/s, 19.1 MiB/s by 2 consumers of each partition at the tail
+             40,000 records, 38.1 MiB in 2.00 s
+";
+        let latency = "  to be seen    1.00 ms   1.80 ms   1.98 ms   2.00 ms   2.00 ms   a record, from its append on\n";
+        assert!(table.contains(lines) && table.contains(latency), "{table}");
+        for (mode, what) in [("catch-up", "  a batch"), ("random", "  a look-up"), ("time", "  a look-up")] {
+            report.read = Some(ReadShape { read_mode: "direct", consumers: 1, ..read(mode) });
+            let table = report.table();
+            assert!(table.contains(&format!("\n{what}")) && table.contains("1 consumer of each partition "), "{table}");
+            assert!(table.contains(", past the page cache\n"), "{table}");
+        }
+        let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
+        for field in "mode records bytes seconds records_per_second mib_per_second latency_us".split(' ') {
+            assert!(!json["read"][field].is_null(), "{field}");
+        }
+        for field in ["p50", "p90", "p99", "p999", "max"] {
+            assert!(json["read"]["latency_us"][field].as_f64().unwrap() > 0.0, "{field}");
+        }
+    }
+
+    #[test]
+    fn a_consumer_that_failed_fails_the_run() {
+        let error = Some("consumer 1 of partition 0: offset 7 came where 6 should".to_owned());
+        let report = Report { read: Some(ReadShape { error, latency_us: None, ..read("tail") }), ..report() };
+        assert!(!report.passed());
+        let table = report.table();
+        assert!(
+            table.contains("FAILED       consumer 1 of partition 0: offset 7") && table.contains("to be seen none was measured"),
+            "{table}"
+        );
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! The order of a run: check, make room, measure the disk, load, read back, report, clean up.
+//! The order of a run: check, make room, measure the disk, load (with consumers beside it, or after it), read back, report, clean up.
+
+use std::sync::atomic::AtomicBool;
 
 use sapwood::{Broker, Error, Partition, Topic};
 
-use crate::args::RunArgs;
+use crate::args::{ReadArg, RunArgs};
 use crate::check::Findings;
 use crate::floor::{self, Floor};
 use crate::host::Host;
@@ -10,7 +12,8 @@ use crate::interrupts::Interrupts;
 use crate::load::{self, Load, Outcome};
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::report::{FloorShape, Latency, LoadShape, Loop, Report, VerificationShape};
+use crate::read::{self, Figures, Reading};
+use crate::report::{FloorShape, Latency, LoadShape, Loop, ReadShape, Report, VerificationShape};
 use crate::units::{count, float};
 use crate::verify::{self, Task, Verification};
 use crate::workspace::Workspace;
@@ -91,16 +94,14 @@ impl Run<'_> {
             .map(|number| topic.partition(number))
             .collect::<Result<_, _>>()
             .map_err(Stop::failed("could not use the topic"))?;
-        let Plan { payload, shape, rate, .. } = self.plan;
-        let load = Load { topic, partitions: &partitions, payload, shape: *shape, rate: *rate, interrupts: self.interrupts };
-        let outcome = load::run(&load, self.progress);
+        let (outcome, figures) = self.load(topic, &partitions)?;
         let interrupted = self.interrupts.any();
         let verification = self.args.verify().then(|| {
             let task = Task {
                 topic,
                 partitions: &partitions,
-                payload,
-                producers: shape.producers,
+                payload: &self.plan.payload,
+                producers: self.plan.shape.producers,
                 acks: &outcome.acks,
                 acknowledged: outcome.acknowledged,
                 unanswered: outcome.failure.is_some(),
@@ -108,22 +109,41 @@ impl Run<'_> {
             };
             verify::run(&task, self.progress)
         });
-        Ok(self.report(broker.backend(), &outcome, floor, verification, interrupted))
+        let read = figures.map(|figures| self.read_shape(&figures));
+        Ok(self.report(broker.backend(), &outcome, read, floor, verification, interrupted))
+    }
+
+    /// The load, and the consumers, beside it or after it. No consumers' figures of a load that was interrupted before they began.
+    fn load(&self, topic: &Topic, partitions: &[Partition]) -> Result<(Outcome, Option<Figures>), Stop> {
+        let Plan { payload, shape, rate, .. } = self.plan;
+        let (shape, interrupts, abort) = (*shape, self.interrupts, AtomicBool::new(false));
+        let load = Load { topic, partitions, payload, shape, rate: *rate, since: None, abort: &abort, interrupts };
+        let Some((what, consumers)) = self.args.consumers() else { return Ok((load::run(&load, self.progress), None)) };
+        let mode = self.args.read_mode.into();
+        let reading = Reading { what, consumers, mode, partitions, shape, seed: self.args.seed, interrupts };
+        if what == ReadArg::Tail {
+            let run = |since| load::run(&Load { since: Some(since), ..load }, self.progress);
+            return read::beside(&reading, &abort, run).map(|(outcome, figures)| (outcome, Some(figures)));
+        }
+        let outcome = load::run(&load, self.progress);
+        let figures = if interrupts.any() { None } else { Some(read::over(&reading, self.progress)?) };
+        Ok((outcome, figures))
     }
 
     fn report(
         &self,
         backend: &'static str,
         outcome: &Outcome,
+        read: Option<ReadShape>,
         floor: &Measured,
         verification: Option<Verification>,
         interrupted: bool,
     ) -> Report {
         let seconds = outcome.elapsed.as_secs_f64();
-        let per_second = |n: f64| if seconds > 0.0 { n / seconds } else { 0.0 };
-        let records_per_second = per_second(float(outcome.records));
+        let records_per_second = per_second(float(outcome.records), seconds);
         let latency_us = Latency::of(&outcome.latency);
         let floor_us = floor.as_ref().ok().and_then(|floor| Latency::of(&floor.latency));
+        let unreadable = read.as_ref().is_some_and(|read| read.error.is_some());
         let differs = verification.as_ref().is_some_and(|verification| verification.findings.differences > 0);
         Report {
             schema: 1,
@@ -132,8 +152,9 @@ impl Run<'_> {
             bytes: outcome.bytes,
             seconds,
             records_per_second,
-            mib_per_second: per_second(float(outcome.bytes)) / float(1 << 20),
+            mib_per_second: per_second(float(outcome.bytes), seconds) / float(1 << 20),
             latency_us,
+            read,
             commits: outcome.stats.commits,
             records_per_commit: if outcome.stats.commits > 0 { float(outcome.stats.records) / float(outcome.stats.commits) } else { 0.0 },
             durability: self.args.durability.name(),
@@ -159,7 +180,7 @@ impl Run<'_> {
             syncs: outcome.stats.syncs,
             interrupted,
             error: failure(outcome),
-            kept: self.kept(differs),
+            kept: self.kept(differs || unreadable),
             data_dir: self.workspace.dir().display().to_string(),
         }
     }
@@ -182,15 +203,36 @@ impl Run<'_> {
         }
     }
 
+    fn read_shape(&self, figures: &Figures) -> ReadShape {
+        let (what, consumers) = self.args.consumers().expect("only consumers have figures");
+        let seconds = figures.elapsed.as_secs_f64();
+        ReadShape {
+            mode: what.name(),
+            consumers,
+            read_mode: self.args.read_mode.name(),
+            records: figures.records,
+            bytes: figures.bytes,
+            seconds,
+            records_per_second: per_second(float(figures.records), seconds),
+            mib_per_second: per_second(float(figures.bytes), seconds) / float(1 << 20),
+            latency_us: Latency::of(&figures.latency),
+            error: figures.failure.as_ref().map(ToString::to_string),
+        }
+    }
+
     /// A log that is not as it should be is evidence.
-    fn kept(&self, differs: bool) -> Option<String> {
+    fn kept(&self, suspect: bool) -> Option<String> {
         let place = self.workspace.dir().join(&self.args.topic).display().to_string();
-        match (self.args.keep, differs) {
+        match (self.args.keep, suspect) {
             (true, _) => Some(place),
             (false, true) => Some(format!("{place}, to be looked into")),
             (false, false) => None,
         }
     }
+}
+
+fn per_second(n: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { n / seconds } else { 0.0 }
 }
 
 fn failure(outcome: &Outcome) -> Option<String> {

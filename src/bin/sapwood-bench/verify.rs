@@ -148,7 +148,7 @@ impl Shared<'_> {
 }
 
 /// Makes durable what was answered before it was. A partition that stopped at a failed write cannot; what the kernel has of it is read.
-fn settle(partition: &Partition) -> sapwood::Result<Visibility> {
+pub fn settle(partition: &Partition) -> sapwood::Result<Visibility> {
     match partition.sync() {
         Ok(()) => Ok(Visibility::Durable),
         Err(error) if error.is_failed() => {

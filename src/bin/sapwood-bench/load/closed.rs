@@ -30,7 +30,7 @@ struct Producer<'a> {
 
 impl<'a> Producer<'a> {
     fn new(control: &'a Control<'a>, number: u32) -> Self {
-        let recorder = Recorder::new((0..).zip(control.load.partitions).map(|(partition, _)| (number, partition)));
+        let recorder = control.recorder((0..).zip(control.load.partitions).map(|(partition, _)| (number, partition)));
         Self { control, number, recorder, in_flight: Vec::new() }
     }
 

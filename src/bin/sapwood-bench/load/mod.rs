@@ -24,10 +24,13 @@ use crate::progress::{Live, Progress};
 use crate::schedule::{Claims, Shape, Timetable};
 use recorder::Recorder;
 
+pub use recorder::histogram;
+
 /// How often the progress line is renewed.
 const TICK: Duration = Duration::from_millis(200);
 
 /// What is to be done, and to what.
+#[derive(Clone, Copy)]
 pub struct Load<'a> {
     /// The topic.
     pub topic: &'a Topic,
@@ -39,6 +42,10 @@ pub struct Load<'a> {
     pub shape: Shape,
     /// Open loop, with so many records per second.
     pub rate: Option<u64>,
+    /// Where the time at which each append began counts from, if that matters afterwards.
+    pub since: Option<Instant>,
+    /// Set by whoever else fails, which ends the load.
+    pub abort: &'a AtomicBool,
     /// Ctrl-C.
     pub interrupts: &'a Interrupts,
 }
@@ -93,8 +100,13 @@ struct Control<'a> {
 impl Control<'_> {
     /// Whether no further append should begin.
     fn stopped(&self) -> bool {
-        // A flag that publishes nothing, and a late look at it costs an append: relaxed is enough.
-        self.stop.load(Ordering::Relaxed) || self.load.interrupts.any()
+        // Flags that publish nothing, and a late look at them costs an append: relaxed is enough.
+        self.stop.load(Ordering::Relaxed) || self.load.abort.load(Ordering::Relaxed) || self.load.interrupts.any()
+    }
+
+    /// What the answers of some producers and partitions are taken down in.
+    fn recorder(&self, of: impl Iterator<Item = (u32, u32)>) -> Recorder {
+        Recorder::new(of, self.load.since)
     }
 
     /// Takes down a failure and ends the load.
@@ -185,7 +197,7 @@ fn collect(control: Control<'_>, finished: Finished, before: Stats, table: Optio
     let measured_from = control.start + load.shape.warmup;
     let after = stats(load.partitions);
     let mut outcome = Outcome {
-        latency: recorder::histogram(),
+        latency: histogram(),
         lag: finished.lag,
         records: 0,
         bytes: 0,

@@ -56,7 +56,7 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 }
 
 fn collect(control: &Control<'_>, partition: u32, answers: &Receiver<Answer>) -> Recorder {
-    let mut recorder = Recorder::new((0..control.load.shape.producers).map(|producer| (producer, partition)));
+    let mut recorder = control.recorder((0..control.load.shape.producers).map(|producer| (producer, partition)));
     let gauge = control.live.gauge(partition);
     for (pending, ticket) in answers {
         let log = usize::try_from(pending.producer).expect("a u32 fits in usize");

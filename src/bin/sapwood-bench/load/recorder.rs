@@ -45,22 +45,25 @@ pub struct Recorder {
     bytes: u64,
     acknowledged: u64,
     last: Option<Instant>,
+    /// Where the time of each append counts from, if that matters.
+    since: Option<Instant>,
     /// Producer and partition of each log.
     logs: Vec<(u32, u32, AckLog)>,
 }
 
 impl Recorder {
     /// Logs for the producers and partitions whose answers come here.
-    pub fn new(of: impl Iterator<Item = (u32, u32)>) -> Self {
+    pub fn new(of: impl Iterator<Item = (u32, u32)>, since: Option<Instant>) -> Self {
         let logs = of.map(|(producer, partition)| (producer, partition, AckLog::default())).collect();
-        Self { latency: histogram(), records: 0, bytes: 0, acknowledged: 0, last: None, logs }
+        Self { latency: histogram(), records: 0, bytes: 0, acknowledged: 0, last: None, since, logs }
     }
 
     /// Takes down an answer that came just now. `log` is the place of its producer and partition.
     pub fn answered(&mut self, append: &Pending, log: usize, offsets: &Range<u64>, gauge: &Gauge) {
         let now = Instant::now();
         let latency = nanos(now.saturating_duration_since(append.begun));
-        self.logs[log].2.push(offsets, &append.sequences);
+        let begun = self.since.map_or(0, |since| nanos(append.begun.saturating_duration_since(since)));
+        self.logs[log].2.push(offsets, &append.sequences, begun);
         self.acknowledged += append.records;
         if append.measured {
             self.latency.record(latency).expect("a histogram that grows takes every number");
