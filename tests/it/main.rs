@@ -21,6 +21,8 @@ mod support;
 mod ahead;
 mod alone;
 mod api;
+#[cfg(feature = "cli")]
+mod bench;
 mod cases;
 mod chain;
 mod checkpoint;

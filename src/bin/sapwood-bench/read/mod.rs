@@ -166,11 +166,11 @@ mod tests {
         _dir: tempfile::TempDir,
     }
 
-    /// Small segments, so that reading goes on from one to the next.
+    /// Small segments, so that reading goes on from one to the next; nothing is kept in memory, so that it is the files that are read.
     fn bench(records: u64) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let broker = Broker::open(dir.path(), sapwood::BrokerConfig::default()).unwrap();
-        let config = TopicConfig { partitions: 2, segment_bytes: 4000, index_interval: 3, ..TopicConfig::default() };
+        let config = TopicConfig { partitions: 2, segment_bytes: 4000, index_interval: 3, tail_bytes: 0, ..TopicConfig::default() };
         let topic = broker.create_topic("bench", config).unwrap();
         Bench {
             partitions: (0..2).map(|number| topic.partition(number).unwrap()).collect(),
