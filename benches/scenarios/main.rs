@@ -11,6 +11,7 @@
 
 mod ahead;
 mod alloc;
+mod filled;
 #[path = "../../src/bin/sapwood-bench/floor.rs"]
 #[allow(dead_code, unused_imports, reason = "its own tests are compiled with the load generator")]
 mod floor;
@@ -19,10 +20,13 @@ mod floor;
 mod host;
 mod limit;
 mod load;
+mod reading;
+mod reads;
 mod reopen;
 mod report;
 mod rolls;
 mod scenarios;
+mod tailing;
 #[path = "../../src/bin/sapwood-bench/units.rs"]
 #[allow(dead_code, unused_imports, reason = "its own tests are compiled with the load generator")]
 mod units;
@@ -62,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let environment = Environment::now(&parent, &args);
     println!("{}", environment.text());
     let mut lines = Vec::new();
-    for scenario in scenarios::all().into_iter().filter(|scenario| args.wants(scenario)) {
+    for scenario in all().into_iter().filter(|scenario| args.wants(scenario)) {
         eprintln!("{} ...", scenario.name);
         lines.extend(measure(&scenario, &context, args.rounds));
     }
@@ -74,6 +78,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         save(base, &environment, &table, lines)?;
     }
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ").into()) }
+}
+
+/// Writing, then reading.
+fn all() -> Vec<Scenario> {
+    let mut all = scenarios::all();
+    all.extend(reading::all());
+    all
 }
 
 /// Every round of one scenario. The first failure ends it, and is said in its lines.
@@ -158,9 +169,9 @@ impl Args {
             parsed.rounds = 1;
         }
         if let Some(only) = &parsed.only
-            && !scenarios::all().iter().any(|scenario| parsed.wants(scenario))
+            && !all().iter().any(|scenario| parsed.wants(scenario))
         {
-            let names: Vec<_> = scenarios::all().iter().map(|scenario| scenario.name).collect();
+            let names: Vec<_> = all().iter().map(|scenario| scenario.name).collect();
             return Err(format!("no scenario has {only:?} in its name; there are {}", names.join(", ")));
         }
         Ok(parsed)

@@ -1,4 +1,4 @@
-//! What is measured: the table of perf/README.md, one entry per scenario.
+//! What is measured of writing: a table of perf/README.md, one entry per scenario.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub struct Scenario {
 }
 
 /// Makes ready, outside the time: written space above all.
-type Prepare = Box<dyn Fn(&Context) -> Outcome<Prepared>>;
+pub type Prepare = Box<dyn Fn(&Context) -> Outcome<Prepared>>;
 
 /// What can be measured now, and how the limit beside it is.
 pub struct Prepared {
@@ -33,9 +33,9 @@ pub struct Prepared {
 }
 
 /// The limit, then the engine; a pair per measure.
-type Round = Box<dyn FnMut() -> Outcome<Vec<Pair>>>;
+pub type Round = Box<dyn FnMut() -> Outcome<Vec<Pair>>>;
 
-/// All of them, in the order of the table.
+/// Those of writing, in the order of the table.
 pub fn all() -> Vec<Scenario> {
     vec![
         latency("durable-1x100B", 100),
@@ -67,11 +67,11 @@ fn batches(producers: usize, value_bytes: usize, in_flight: usize) -> Shape {
     Shape { producers, records: 256, value_bytes, in_flight }
 }
 
-fn measure(measure: &'static str, units: [&'static str; 2], target: Target) -> Measure {
+pub fn measure(measure: &'static str, units: [&'static str; 2], target: Target) -> Measure {
     Measure { measure, units, target }
 }
 
-fn often(name: &'static str, measures: Vec<Measure>, prepare: Prepare) -> Scenario {
+pub fn often(name: &'static str, measures: Vec<Measure>, prepare: Prepare) -> Scenario {
     Scenario { name, measures, rounds_at_most: usize::MAX, prepare }
 }
 
