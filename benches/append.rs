@@ -1,4 +1,4 @@
-//! Appends and reads on a real file system: set `SAPWOOD_BENCH_DIR` to choose which; by default the one of the target directory.
+//! Appends on a real file system: set `SAPWOOD_BENCH_DIR` to choose which; by default the one of the target directory.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -51,40 +51,5 @@ fn append_pipelined(c: &mut Criterion) {
     group.finish();
 }
 
-fn read_batches(c: &mut Criterion) {
-    let mut group = c.benchmark_group("read");
-    let fixture = fixture(Durability::Os);
-    let mut batch = Batch::new();
-    for _ in 0..1_000 {
-        batch.push(Some(b"user-1"), &[7; 1_000]).unwrap();
-    }
-    for _ in 0..16 {
-        fixture.partition.append(batch.clone()).unwrap().wait().unwrap();
-    }
-    fixture.partition.sync().unwrap();
-    let mut reader = fixture.partition.reader().unwrap();
-    group.throughput(Throughput::Elements(16_000));
-    group.bench_function("16000x1000", |b| {
-        b.iter(|| {
-            let (mut next, mut bytes) = (0, 0);
-            while next < 16_000 {
-                let records = reader.read(next, 1 << 20).unwrap();
-                bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
-                next = records.next_offset();
-            }
-            bytes
-        });
-    });
-    group.throughput(Throughput::Elements(1));
-    group.bench_function("one", |b| {
-        let mut offset = 0;
-        b.iter(|| {
-            offset = (offset + 7_919) % 16_000;
-            fixture.partition.read_one(offset).unwrap().value.len()
-        });
-    });
-    group.finish();
-}
-
-criterion_group!(benches, append_and_wait, append_pipelined, read_batches);
+criterion_group!(benches, append_and_wait, append_pipelined);
 criterion_main!(benches);
