@@ -45,8 +45,8 @@ pub use partition::Stepper;
 #[cfg(feature = "async")]
 pub use partition::TailStream;
 pub use partition::{
-    Checksums, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Tail, TailEvent, TailRecords,
-    Ticket, TornTail, TryAppendError, Visibility,
+    Checksums, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Skipped, Tail, TailEvent,
+    TailRecords, Ticket, TornTail, TryAppendError, Visibility,
 };
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
 pub use topic::{Appended, Topic};

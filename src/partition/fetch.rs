@@ -196,20 +196,27 @@ impl Fetcher {
             let asked = self.wait_for_first(log)?;
             return self.piece_of(log, asked, from);
         }
+        // What was asked for of elsewhere would stand before all that is asked for from here on.
+        if let Err(error) = self.drop_asked(log) {
+            self.free.push(buffer);
+            return Err(error);
+        }
         let (start, len) = if log.direct.is_some() {
             let start = from - from % BLOCK;
-            (start, (from + wanted).next_multiple_of(BLOCK) - start)
+            // Whole blocks around bytes that begin within one may be more than the buffer has room for.
+            (start, ((from + wanted).next_multiple_of(BLOCK) - start).min(self.piece_bytes()))
         } else {
             (from, wanted)
         };
-        let into = &mut buffer[room..room + to_usize(len).min(self.piece_bytes + to_usize(BLOCK))];
+        let least = (from + wanted).min(start + len);
+        let into = &mut buffer[room..room + to_usize(len)];
         let read = match &log.direct {
             Some(file) => read_blocks_up_to_at(&**file, into, start),
             None => read_up_to_at(&*log.file, into, start),
         };
         // Too few: records that were there are gone, somebody cut the file.
         let there = read.map(|read| start + to_u64(read));
-        let there = there.and_then(|there| if there < from + wanted { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(there) });
+        let there = there.and_then(|there| if there < least { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(there) });
         let there = match there {
             Ok(there) => there,
             Err(error) => {

@@ -17,6 +17,10 @@ use crate::io::transfer::read_exact_at;
 use crate::record::{Flaw, HEADER_BYTES, Header, Record, to_u64, to_usize};
 use crate::segment::{Kind, Segment};
 
+mod skip;
+
+pub use skip::Skipped;
+
 /// How far a reader sees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Visibility {
@@ -244,7 +248,7 @@ impl Reader {
                 Found::Short(needed) => self.fetch(shared, needed, visible)?,
                 Found::Flawed(_) if cursor.is_hint => {
                     tracing::warn!(path = %log.segment.path(Kind::Index).display(), offset, "the index is wrong; scanning the segment instead");
-                    let position = log.segment.locate_by_scan(&*log.file, offset, visible);
+                    let position = log.segment.locate_past_lies(&*shared.disk, &*log.file, offset, visible);
                     let position = position.map_err(|error| missing_or(shared, &log.segment, offset, error))?;
                     self.cursor = Some(Cursor { offset, base: cursor.base, position, is_hint: false });
                 }
@@ -258,10 +262,7 @@ impl Reader {
         if self.cursor.is_some_and(|cursor| cursor.offset == offset) {
             return Ok(());
         }
-        // What is read anew is asked of the log anew.
-        if let Some(piece) = self.piece.take() {
-            self.fetcher.give_back(piece);
-        }
+        self.forget();
         let segment = shared.segment_of(offset).expect("an offset in range lies behind the first base");
         let base = segment.base();
         self.open(shared, segment)?;
@@ -272,7 +273,7 @@ impl Reader {
         self.cursor = Some(match hint {
             Some(hint) => Cursor { offset: hint.offset, base, position: hint.position, is_hint: true },
             None => {
-                let position = log.segment.locate_by_scan(&*log.file, offset, visible);
+                let position = log.segment.locate_past_lies(&*shared.disk, &*log.file, offset, visible);
                 let position = position.map_err(|error| missing_or(shared, &log.segment, offset, error))?;
                 Cursor { offset, base, position, is_hint: false }
             }
@@ -281,6 +282,14 @@ impl Reader {
         let known = hint.and_then(|hint| hint.next.map(|next| next.saturating_sub(hint.position)));
         self.first_bytes = Some(known.unwrap_or(LOOK_BYTES).max(max_bytes));
         Ok(())
+    }
+
+    /// Forgets where it is: what is read anew is asked of the log anew.
+    fn forget(&mut self) {
+        self.cursor = None;
+        if let Some(piece) = self.piece.take() {
+            self.fetcher.give_back(piece);
+        }
     }
 
     /// Opens the log of a segment in the place of the one that is read.
@@ -429,7 +438,7 @@ impl Reader {
     fn damage(&self, shared: &Shared, cursor: Cursor, flaw: Flaw, visible: u64) -> Error {
         let Some(log) = &self.log else { unreachable!("the record was looked up") };
         let Cursor { offset, position, .. } = cursor;
-        match log.segment.locate_by_scan(&*log.file, offset, visible) {
+        match log.segment.locate_past_lies(&*shared.disk, &*log.file, offset, visible) {
             Ok(_) => Error::Damaged { path: log.segment.path(Kind::Log), position, offset, flaw },
             Err(error) => missing_or(shared, &log.segment, offset, error),
         }
@@ -477,7 +486,11 @@ pub(super) fn read_one(shared: &Shared, offset: u64) -> Result<OwnedRecord> {
         Ok(record) => Ok(record),
         // The place may have come from an index that lies.
         Err(flaw) => {
-            let place = if guard::stands(Guard::IndexesAreHints) { segment.locate_by_scan(&*log, offset, end)? } else { position };
+            let place = if guard::stands(Guard::IndexesAreHints) {
+                segment.locate_past_lies(&*shared.disk, &*log, offset, end)?
+            } else {
+                position
+            };
             at(place)?.map_err(|_| Error::Damaged { path: path.clone(), position: place, offset, flaw })
         }
     }

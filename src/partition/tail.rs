@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use super::reader::{Reader, ReaderConfig, Visibility};
+use super::reader::{Reader, ReaderConfig, Skipped, Visibility};
 use super::records::{OwnedRecord, Records};
 use super::watch::{Place, Watch};
 use super::{Partition, Shared};
@@ -32,7 +32,7 @@ const AHEAD_BYTES: usize = 64 << 10;
 /// Once the broker was closed or the topic deleted, or the partition failed, no more records come: each way to read ends with that
 /// error. After [`Error::Failed`] nothing that was readable is missing, for it is told once all of that was read; [`Error::Closed`] cuts off what
 /// was not read yet. Where records are gone, as [`Error::OffsetOutOfRange`] tells with the first that is there, or damaged, the tail stays
-/// where it is, and goes on from another place by [`Self::seek`].
+/// where it is, and goes on from another place by [`Self::seek`] or [`Self::skip_damaged`].
 ///
 /// ```
 /// # fn main() -> sapwood::Result<()> {
@@ -149,6 +149,18 @@ impl Tail {
         self.position = offset;
         self.ahead.clear();
         Ok(())
+    }
+
+    /// Goes on at the next whole record, where the one that comes next is damaged, and tells what was passed over: see
+    /// [`Reader::skip_damaged`].
+    ///
+    /// # Errors
+    /// As for that.
+    pub fn skip_damaged(&mut self) -> Result<Skipped> {
+        let skipped = self.reader.skip_damaged(self.position).map_err(|error| closed_or(&self.shared, error))?;
+        self.position = skipped.records.end;
+        self.ahead.clear();
+        Ok(skipped)
     }
 
     /// The partition that is read.

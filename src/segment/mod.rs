@@ -3,6 +3,7 @@
 //! A [`Segment`] is shared by the writer that extends it and the readers; it holds no file open. The writer alone moves
 //! its ends and adds index entries; both are published only after the bytes they speak of were written.
 
+mod anchors;
 mod index;
 mod lookup;
 mod name;
@@ -22,6 +23,7 @@ use crate::record::to_usize;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
+pub(crate) use anchors::{Anchors, NextWhole};
 pub(crate) use index::{ENTRY_BYTES, IndexEntry, count_below};
 pub(crate) use lookup::Lookup;
 pub(crate) use name::{Kind, Name, is_prepared};
@@ -90,10 +92,10 @@ impl Segment {
     /// Finds the position of the record `offset`, which lies before byte `end` of `log`.
     ///
     /// The index is a hint: what it leads to must be a record with the entry's offset, and a scan leads from there to
-    /// the record asked for. Where it fails, a scan from the start of the segment decides.
+    /// the record asked for. Where it fails, [`Self::locate_past_lies`] decides.
     ///
     /// # Errors
-    /// [`Error::Damaged`] where the scan meets something that is not the next record.
+    /// As for that.
     pub(crate) fn locate(&self, disk: &dyn Disk, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
         let path = self.path(Kind::Log);
         if let Some(hint) = self.hint(disk, offset) {
@@ -108,12 +110,16 @@ impl Segment {
                 Err(_) => {}
             }
         }
-        self.locate_by_scan(log, offset, end)
+        self.locate_past_lies(disk, log, offset, end)
     }
 
-    /// [`Self::locate`] without the index.
-    pub(crate) fn locate_by_scan(&self, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
-        walk(log, &self.path(Kind::Log), (self.base, 0), offset, end)
+    /// [`Self::locate`] where the index is not believed: by a scan from the last of its entries that leads to a whole record, else from the
+    /// start of the segment.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] where the scan meets something that is not the next record.
+    pub(crate) fn locate_past_lies(&self, disk: &dyn Disk, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
+        Anchors::new(disk, self, log, end).locate(offset)
     }
 
     /// The last indexed record at or before `offset`, as offset and position; none if the index does not help.

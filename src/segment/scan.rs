@@ -107,6 +107,24 @@ impl<'a> Scanner<'a> {
         Ok(Step::Record(found))
     }
 
+    /// The header at the current place, whatever it says; none if fewer bytes are left.
+    pub(crate) fn unchecked_header(&mut self) -> Result<Option<Header>> {
+        let left = self.end.saturating_sub(self.position);
+        let bytes = self.bytes(self.position, to_usize(left.min(to_u64(HEADER_BYTES))))?;
+        Ok(bytes.first_chunk().map(Header::parse))
+    }
+
+    /// Whether the checksum holds of the record at the current place, which has that header.
+    pub(crate) fn is_whole(&mut self, header: &Header) -> Result<bool> {
+        Ok(self.checksum(header)? == header.crc)
+    }
+
+    /// Steps past what is at the current place as if it were the next record, of that header.
+    pub(crate) fn step_over(&mut self, header: &Header) {
+        self.position += header.record_bytes();
+        self.offset += 1;
+    }
+
     /// The header at the current place, if it passes the checks that concern it.
     pub(crate) fn peek(&mut self) -> Result<Result<Header, Flaw>> {
         let left = self.end.saturating_sub(self.position);

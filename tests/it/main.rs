@@ -43,6 +43,7 @@ mod missing;
 mod oracle_checks;
 mod producers;
 mod property;
+mod reader_modes;
 mod reading;
 mod recovery;
 mod repair;
