@@ -46,10 +46,10 @@ pub use partition::Stepper;
 pub use partition::TailStream;
 pub use partition::{
     Checksums, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Skipped, Tail, TailEvent,
-    TailRecords, Ticket, TornTail, TryAppendError, Visibility,
+    TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
 };
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
-pub use topic::{Appended, Topic};
+pub use topic::{Appended, Merged, Topic, TopicTail};
 
 /// Runs the README's examples as tests.
 #[cfg(doctest)]

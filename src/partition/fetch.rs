@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::io::transfer::{Done, Place, Transfers, read_blocks_up_to_at, read_up_to_at};
 use crate::io::{Action, BLOCK, Buffer, Disk, File, Open, RingConfig, Slot, Token};
 use crate::record::{to_u64, to_usize};
-use crate::segment::{Kind, Lookup, Segment};
+use crate::segment::{Kind, Lookup, Segment, Times};
 
 /// Logs attached to the ring at most: the one that is read, and the next.
 const LOGS: u32 = 2;
@@ -32,6 +32,7 @@ pub(super) struct Log {
     /// The place of `direct` in the ring.
     slot: Option<Slot>,
     pub(super) lookup: Lookup,
+    pub(super) times: Times,
     /// Where the segment behind it began when this one was opened. What stands from that offset on is not the log's: a sealed segment's end
     /// may be believed by its length alone. What a writer seals later ends where its records do.
     pub(super) next_base: Option<u64>,
@@ -132,7 +133,7 @@ impl Fetcher {
             (Some(ring), Some(file)) => Some(ring.attach(Arc::clone(file)).map_err(Error::io("attach to the ring", &path))?),
             _ => None,
         };
-        Ok(Log { segment, file, direct, slot, lookup: Lookup::new(interval), next_base })
+        Ok(Log { segment, file, direct, slot, lookup: Lookup::new(interval), times: Times::default(), next_base })
     }
 
     /// Lets go of a log.

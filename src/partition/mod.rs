@@ -57,7 +57,8 @@ use writer::{InRing, Writer};
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
 pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
-pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, Visibility};
+pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, TimeRange, Visibility};
+pub(crate) use reader::{Span, TimeBounds};
 pub use records::{OwnedRecord, Records, RecordsIter};
 #[cfg(feature = "sim")]
 pub use stepper::Stepper;

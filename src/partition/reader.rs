@@ -17,8 +17,12 @@ use crate::io::transfer::read_exact_at;
 use crate::record::{Flaw, HEADER_BYTES, Header, Record, to_u64, to_usize};
 use crate::segment::{Kind, Segment};
 
+mod range;
 mod skip;
+mod time;
 
+pub use range::TimeRange;
+pub(crate) use range::{Span, TimeBounds};
 pub use skip::Skipped;
 
 /// How far a reader sees.
@@ -157,7 +161,7 @@ struct Cursor {
     offset: u64,
     base: u64,
     position: u64,
-    /// Only an index says so.
+    /// Only an index says so, or a length that was not verified.
     is_hint: bool,
 }
 
@@ -199,17 +203,24 @@ impl Reader {
     /// - [`Error::RecordsMissing`] if a segment is missing there.
     /// - [`Error::Closed`] once the broker was closed or the topic deleted.
     pub fn read(&mut self, offset: u64, max_bytes: usize) -> Result<Records<'_>> {
+        self.read_before(offset, max_bytes, u64::MAX)
+    }
+
+    /// [`Self::read`] as if the log ended at `limit`.
+    fn read_before(&mut self, offset: u64, max_bytes: usize, limit: u64) -> Result<Records<'_>> {
         let shared = Arc::clone(&self.partition.0.shared);
         shared.check_open()?;
-        let end = self.config.visibility.check(&shared, offset)?.end;
-        if offset == end {
+        let end = self.config.visibility.check(&shared, offset)?.end.min(limit);
+        if offset >= end {
             return Ok(Records::new(&[], offset, 0));
         }
         let found = self.find(&shared, offset, to_u64(max_bytes), end);
         let (count, bytes) = found.inspect_err(|_| self.cursor = None)?;
         let Some(cursor) = &mut self.cursor else { unreachable!("records were found there") };
         let (base, position) = (cursor.base, cursor.position);
-        *cursor = Cursor { offset: cursor.offset + count, position: position + to_u64(bytes), base, is_hint: false };
+        // Lengths that were not verified may lead astray.
+        let is_hint = self.config.checksums == Checksums::Unverified;
+        *cursor = Cursor { offset: cursor.offset + count, position: position + to_u64(bytes), base, is_hint };
         let there = self.piece.as_ref().map_or(&[][..], |piece| piece.bytes(base, position));
         Ok(Records::new(&there[..bytes], offset, count))
     }
@@ -247,7 +258,7 @@ impl Reader {
                 Found::Records { .. } => {}
                 Found::Short(needed) => self.fetch(shared, needed, visible)?,
                 Found::Flawed(_) if cursor.is_hint => {
-                    tracing::warn!(path = %log.segment.path(Kind::Index).display(), offset, "the index is wrong; scanning the segment instead");
+                    tracing::warn!(path = %log.segment.path(Kind::Log).display(), offset, "what led to a record is wrong; scanning the segment instead");
                     let position = log.segment.locate_past_lies(&*shared.disk, &*log.file, offset, visible);
                     let position = position.map_err(|error| missing_or(shared, &log.segment, offset, error))?;
                     self.cursor = Some(Cursor { offset, base: cursor.base, position, is_hint: false });
@@ -267,8 +278,14 @@ impl Reader {
         let base = segment.base();
         self.open(shared, segment)?;
         let Some(log) = &mut self.log else { unreachable!("opened above") };
-        let hint = log.lookup.find(&*shared.disk, &log.segment, offset);
         let visible = self.config.visibility.end_of(&log.segment);
+        if offset == base {
+            // No index needs to tell where the first record is.
+            self.cursor = Some(Cursor { offset, base, position: 0, is_hint: false });
+            self.first_bytes = Some(LOOK_BYTES.max(max_bytes));
+            return Ok(());
+        }
+        let hint = log.lookup.find(&*shared.disk, &log.segment, offset);
         let hint = hint.filter(|hint| hint.position < visible && (base..=offset).contains(&hint.offset));
         self.cursor = Some(match hint {
             Some(hint) => Cursor { offset: hint.offset, base, position: hint.position, is_hint: true },

@@ -86,7 +86,13 @@ impl Partition {
     /// # Errors
     /// As for [`Self::tail`].
     pub fn tail_with(&self, from: u64, visibility: Visibility) -> Result<Tail> {
-        let reader = self.reader_with(ReaderConfig::up_to(visibility))?;
+        self.tail_by(from, ReaderConfig::up_to(visibility))
+    }
+
+    /// The same by a reader as it is asked for.
+    pub(crate) fn tail_by(&self, from: u64, config: ReaderConfig) -> Result<Tail> {
+        let visibility = config.visibility;
+        let reader = self.reader_with(config)?;
         let shared = Arc::clone(&self.0.shared);
         let mut tail = Tail { reader, shared, visibility, position: from, ahead: VecDeque::new(), event: None };
         tail.seek(from)?;
@@ -259,6 +265,34 @@ impl Tail {
             let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
             self.watch().wait(self.position, deadline, ready)
         })
+    }
+
+    /// Waits until one of several has something to read, and tells which, the first from `turn` on; none if the time is over before. All of them wait
+    /// at once, by one sleep of the thread.
+    ///
+    /// # Errors
+    /// That of one in which nothing can come any more, once none of the others has anything to read.
+    pub(crate) fn wait_for_any(tails: &[Self], turn: usize, timeout: Option<Duration>) -> Result<Option<usize>> {
+        let found = Self::any_with_more(tails, turn)?;
+        let Some(first) = tails.first().filter(|_| found.is_none() && timeout != Some(Duration::ZERO)) else { return Ok(found) };
+        let ready = || !matches!(Self::any_with_more(tails, turn), Ok(None));
+        first.shared.workers.work_for(timeout, ready).unwrap_or_else(|| {
+            let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+            Watch::wait_for_any(tails.iter().map(|tail| (tail.watch(), tail.position)), deadline, ready)
+        });
+        Self::any_with_more(tails, turn)
+    }
+
+    fn any_with_more(tails: &[Self], turn: usize) -> Result<Option<usize>> {
+        let mut ended = None;
+        for number in (turn..tails.len()).chain(0..turn.min(tails.len())) {
+            match tails[number].has_more() {
+                Ok(true) => return Ok(Some(number)),
+                Ok(false) => {}
+                Err(error) => ended = ended.or(Some(error)),
+            }
+        }
+        ended.map_or(Ok(None), Err)
     }
 
     fn read_ahead(&mut self) -> Result<()> {

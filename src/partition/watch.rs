@@ -84,10 +84,19 @@ impl Watch {
     /// Blocks the thread until it is `ready`, which it becomes when the end passes that offset or moves no more, or until the deadline.
     /// True if it is ready.
     pub(super) fn wait(self: &Arc<Self>, past: u64, deadline: Option<Instant>, ready: impl Fn() -> bool) -> bool {
-        let place = self.place();
+        Self::wait_for_any([(self, past)], deadline, ready)
+    }
+
+    /// The same for several ends, each with its offset: any of them makes it ready.
+    pub(super) fn wait_for_any<'a>(
+        ends: impl IntoIterator<Item = (&'a Arc<Self>, u64)>,
+        deadline: Option<Instant>,
+        ready: impl Fn() -> bool,
+    ) -> bool {
+        let places: Vec<_> = ends.into_iter().map(|(watch, past)| (watch.place(), past)).collect();
         let waker = Waker::from(Arc::new(Parked(thread::current())));
         loop {
-            place.ask(past, waker.clone());
+            places.iter().for_each(|(place, past)| place.ask(*past, waker.clone()));
             if ready() {
                 return true;
             }
@@ -157,7 +166,7 @@ mod models;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
 
     use super::*;
 
@@ -247,5 +256,21 @@ mod tests {
         assert!(!watch.wait(0, Instant::now().checked_add(Duration::from_millis(20)), ready));
         assert!(watch.waiters().list.is_empty());
         assert!(watch.wait(0, None, || true));
+    }
+
+    #[test]
+    fn any_of_several_ends_ends_a_wait() {
+        let watches = [Watch::new(), Watch::new(), Watch::new()];
+        for moved in &watches {
+            let ready = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| Watch::wait_for_any(watches.iter().zip([4, 5, 6]), None, || ready.load(Ordering::SeqCst)));
+                // Told before it waits, and in the middle of it.
+                ready.store(true, Ordering::SeqCst);
+                moved.tell(7);
+                assert!(waiting.join().unwrap());
+            });
+            assert!(watches.iter().all(|watch| watch.waiters().list.is_empty()));
+        }
     }
 }

@@ -66,14 +66,18 @@ impl<'a> Anchors<'a> {
         Self { log, path: segment.path(Kind::Log), base: segment.base(), end, index, in_file, pending }
     }
 
-    /// Finds the position of the record `offset`, which lies before the end, by a walk from the anchor before it. The record itself is
-    /// checked as far as its header.
+    /// Finds the position of the record `offset`, which lies before the end, by a walk from the anchor before it, or else by an entry of its own that
+    /// leads to its number. The record itself may be damaged.
     ///
     /// # Errors
     /// [`Error::Damaged`] with the first place behind the anchor where the walk meets something that is not the next record.
     pub(crate) fn locate(&self, offset: u64) -> Result<u64> {
         let from = self.last_before(offset)?;
-        walk(self.log, &self.path, (from.offset, from.position), offset, self.end)
+        let walked = walk(self.log, &self.path, (from.offset, from.position), offset, self.end);
+        match walked {
+            Err(error @ Error::Damaged { .. }) => self.own_entry(offset)?.ok_or(error),
+            result => result,
+        }
     }
 
     /// The first whole record from `offset` on that can be told; `end_offset` is the one behind the last of this log.
@@ -148,6 +152,20 @@ impl<'a> Anchors<'a> {
             None => scanner.position() == self.end || scanner.peek()?.is_ok(),
         };
         Ok(found.filter(|_| leads_there))
+    }
+
+    /// Where the entry of the record `offset` leads, if there is one and the number stands there.
+    fn own_entry(&self, offset: u64) -> Result<Option<u64>> {
+        let number = self.count_below(offset)?;
+        if number == self.in_file + to_u64(self.pending.len()) {
+            return Ok(None);
+        }
+        let place = self.entry(number)?;
+        if place.offset != offset || place.position >= self.end {
+            return Ok(None);
+        }
+        let header = self.scanner(place).unchecked_header()?;
+        Ok(header.filter(|header| header.offset == offset).map(|_| place.position))
     }
 
     /// Whether a whole record of that offset is there.

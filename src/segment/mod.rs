@@ -11,10 +11,11 @@ mod scan;
 mod sum;
 mod survivors;
 mod tail;
+mod times;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
@@ -31,6 +32,7 @@ pub(crate) use scan::{Found, Scanner, Step};
 pub(crate) use sum::{HeldSum, Sum, SumSoFar, check_whole, make_up_for_sum, put_derived};
 pub(crate) use survivors::Survivors;
 pub(crate) use tail::{Tail, copy_aside, data_end, is_copy, is_unfinished, set_log_aside};
+pub(crate) use times::{Around, Times};
 
 /// One segment of a partition.
 #[derive(Debug)]
@@ -43,12 +45,15 @@ pub(crate) struct Segment {
     durable: AtomicU64,
     /// Entries whose records can be read but that are not in the index files yet.
     pending: Mutex<Vec<IndexEntry>>,
+    /// When its first whole record was appended, once somebody asked.
+    first_time: OnceLock<u64>,
 }
 
 impl Segment {
     /// A segment whose records end at byte `end`, all of them durable.
     pub(crate) fn new(dir: Arc<Path>, base: u64, end: u64) -> Self {
-        Self { dir, base, appended: AtomicU64::new(end), durable: AtomicU64::new(end), pending: Mutex::default() }
+        let (appended, durable) = (AtomicU64::new(end), AtomicU64::new(end));
+        Self { dir, base, appended, durable, pending: Mutex::default(), first_time: OnceLock::new() }
     }
 
     pub(crate) fn base(&self) -> u64 {
@@ -81,6 +86,16 @@ impl Segment {
     pub(crate) fn pending(&self) -> MutexGuard<'_, Vec<IndexEntry>> {
         // The vector is whole at every moment that a panic could leave it.
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The timestamp of its first whole record, if anybody noted it.
+    pub(crate) fn first_time(&self) -> Option<u64> {
+        self.first_time.get().copied()
+    }
+
+    pub(crate) fn note_first_time(&self, time: u64) {
+        // It does not change.
+        let _ = self.first_time.set(time);
     }
 
     /// Opens the log for reading.

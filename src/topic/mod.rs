@@ -1,7 +1,9 @@
 //! A topic: a name, its partitions, and which of them a record goes to.
 
+mod merged;
 mod name;
 mod settings;
+mod tail;
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,7 +19,9 @@ use crate::partition::{self, Partition, PartitionReport, Placement, Workers};
 use crate::record::{Batch, to_usize};
 use crate::segment;
 
+pub use merged::Merged;
 pub(crate) use name::check_name;
+pub use tail::TopicTail;
 
 /// Where a produced record went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -182,6 +186,11 @@ impl Topic {
     /// [`Error::PartitionNotFound`].
     pub fn partition(&self, number: u32) -> Result<Partition> {
         self.get(number).cloned()
+    }
+
+    /// All its partitions, in the order of their numbers.
+    pub fn partitions(&self) -> &[Partition] {
+        &self.0.partitions
     }
 
     fn get(&self, number: u32) -> Result<&Partition> {

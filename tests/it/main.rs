@@ -49,6 +49,7 @@ mod recovery;
 mod repair;
 mod review;
 mod rolls;
+mod skipping;
 mod space;
 mod special;
 mod tail;
