@@ -56,8 +56,10 @@ mod tail;
 mod tail_tasks;
 mod threads;
 mod time;
+mod time_lookup;
 #[cfg(feature = "cli")]
 mod tool;
+mod topic_readers;
 mod topics;
 mod upkeep;
 mod verify;

@@ -65,7 +65,7 @@ fn a_damaged_record_alone_is_passed_over() {
                     let told = format!("{name}, index interval {index_interval}, missing: {missing}");
                     for start in 0..=15 {
                         let (rows, skipped) = read_past_damage(&mut reader, start, 100);
-                        assert_eq!(skipped, [expected.clone()], "{told}");
+                        assert_eq!(skipped, std::slice::from_ref(&expected), "{told}");
                         let whole = all[start as usize..15].iter().chain(&all[last as usize + 1..]);
                         assert!(rows.iter().eq(whole), "{told}: {rows:?}");
                     }

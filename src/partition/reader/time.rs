@@ -51,7 +51,7 @@ impl Reader {
     fn search(&mut self, shared: &Shared, time: u64) -> Result<u64> {
         let end = self.config.visibility.end_offset(shared);
         let first = shared.first_offset();
-        let (before, behind) = self.segments_around(shared, time, end)?;
+        let Neighbours { before, behind } = self.segments_around(shared, time, end)?;
         // The first record from there on is the answer, if none before it is.
         let high = behind.as_ref().map_or(end, |behind| behind.base().min(end));
         let Some(segment) = before else {
@@ -72,7 +72,7 @@ impl Reader {
     }
 
     /// The last segment that begins before the time, and the one behind it.
-    fn segments_around(&mut self, shared: &Shared, time: u64, end: u64) -> Result<(Option<Arc<Segment>>, Option<Arc<Segment>>)> {
+    fn segments_around(&mut self, shared: &Shared, time: u64, end: u64) -> Result<Neighbours> {
         // Segments in which no record is whole, and so no answer.
         let mut passed = Vec::new();
         loop {
@@ -159,13 +159,15 @@ enum Scanned {
     Found(u64),
 }
 
-/// The last segment that begins before the time, and the one behind it, apart from those passed over; or one of which that must be known first.
-#[allow(clippy::type_complexity, reason = "two neighbours, or one that is in question")]
-fn split(
-    segments: &[Arc<Segment>],
-    passed: &[u64],
-    time: u64,
-) -> std::result::Result<(Option<Arc<Segment>>, Option<Arc<Segment>>), Arc<Segment>> {
+/// Segments around a time.
+struct Neighbours {
+    /// The last one that begins before it.
+    before: Option<Arc<Segment>>,
+    behind: Option<Arc<Segment>>,
+}
+
+/// The segments around a time, apart from those passed over; or one whose beginning must be known first.
+fn split(segments: &[Arc<Segment>], passed: &[u64], time: u64) -> Result<Neighbours, Arc<Segment>> {
     let (mut low, mut high) = (0, segments.len());
     while low < high {
         let middle = low + (high - low) / 2;
@@ -178,5 +180,5 @@ fn split(
         }
     }
     let before = low.checked_sub(1).map(|number| Arc::clone(&segments[number]));
-    Ok((before, segments.get(low).map(Arc::clone)))
+    Ok(Neighbours { before, behind: segments.get(low).map(Arc::clone) })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sapwood::inspect::{Inspector, Severity};
 use sapwood::io::sim::{OpKind, SimDisk};
-use sapwood::{Backend, Broker, Error, Partition, ReaderConfig, Stepper, Ticket, TopicConfig, Visibility};
+use sapwood::{Backend, Broker, Error, Partition, ReadMode, ReaderConfig, Stepper, Ticket, TopicConfig, Visibility};
 
 use super::model::{Crash, Log, Model, Presence, Sent, TopicModel, Verdict, batch_of, ensure};
 use super::script::{Action, Machine};
@@ -269,12 +269,22 @@ impl World {
         Ok(())
     }
 
+    /// Any way to read that finds out damage.
+    fn some_way(&mut self, visibility: Visibility) -> ReaderConfig {
+        ReaderConfig {
+            visibility,
+            mode: self.rng.one_of(&[ReadMode::Buffered, ReadMode::Direct]),
+            piece_bytes: self.rng.one_of(&[1, 16 << 10]),
+            read_ahead: self.rng.one_of(&[0, 2]),
+            ..ReaderConfig::default()
+        }
+    }
+
     /// Reads and compares; gives the offset behind the last record.
     fn read_to_end(&mut self, partition: &Partition, topic: &str, number: u32, from: u64, up_to: Visibility) -> Result<u64, Unread> {
         let max_bytes = self.rng.one_of(&[1, 300, 20_000]);
+        let mut reader = partition.reader_with(self.some_way(up_to)).map_err(Unread::Failed)?;
         let log = self.model.log(topic, number);
-        let mut reader =
-            partition.reader_with(ReaderConfig { piece_bytes: 16 << 10, ..ReaderConfig::up_to(up_to) }).map_err(Unread::Failed)?;
         let (mut at, mut timestamp) = (from, 0);
         loop {
             let records = reader.read(at, max_bytes).map_err(Unread::Failed)?;
@@ -638,11 +648,27 @@ impl World {
         let verified = verified.map_err(|error| format!("{topic}/{number}: verifying: {error}"))?;
         let clean = verified.worst().is_none_or(|worst| worst <= Severity::Info);
         ensure!(self.full || clean, "{topic}/{number}: {:?}", verified.findings);
-        // Look-ups agree with the scan.
+        self.check_look_ups(&partition, topic, number, next)
+    }
+
+    /// Look-ups agree with the scan: of offsets in either way, and of a time.
+    fn check_look_ups(&mut self, partition: &Partition, topic: &str, number: u32, next: u64) -> Verdict {
+        let way = self.some_way(Visibility::Durable);
+        let failed = |error: Error| format!("{topic}/{number}: looking up with {way:?}: {error}");
+        let mut reader = partition.reader_with(way.clone()).map_err(failed)?;
         for _ in 0..next.min(3) {
             let offset = self.rng.below(next);
-            let record = partition.read_one(offset).map_err(|error| format!("{topic}/{number}: reading {offset}: {error}"))?;
+            let record = partition.read_one(offset).map_err(failed)?;
             check_record(self.model.log(topic, number), offset, record.offset, &record.key, &record.value)?;
+            let time = record.timestamp;
+            let record = reader.read_one(offset).map_err(failed)?;
+            check_record(self.model.log(topic, number), offset, record.offset, record.key, record.value)?;
+            let first = reader.offset_for_time(time).map_err(failed)?;
+            let before = first.checked_sub(1).map(|before| partition.read_one(before)).transpose().map_err(failed)?;
+            ensure!(
+                first <= offset && before.is_none_or(|before| before.timestamp < time),
+                "{topic}/{number}: the time of {offset} leads to {first}"
+            );
         }
         Ok(())
     }
