@@ -138,7 +138,7 @@ fn look_up_time(c: &mut Criterion) {
     let (first, last) = (timestamp(0), timestamp(fixture.sealed - 1));
     let mut random = Random(1);
     group.bench_function("100-segments", |b| {
-        b.iter(|| first_at(&mut reader, fixture.sealed, first + random.below(last - first + 1)));
+        b.iter(|| reader.offset_for_time(first + random.below(last - first + 1)).unwrap());
     });
     group.bench_function("point-read", |b| b.iter(|| reader.read_one(random.below(fixture.sealed)).unwrap().value.len()));
     group.finish();
@@ -153,16 +153,6 @@ fn read_all(reader: &mut Reader, end: u64) -> usize {
         next = records.next_offset();
     }
     bytes
-}
-
-/// The first record at that time or later. There must be one.
-fn first_at(reader: &mut Reader, records: u64, time: u64) -> u64 {
-    let (mut low, mut high) = (0, records);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if reader.read_one(middle).unwrap().timestamp < time { low = middle + 1 } else { high = middle }
-    }
-    low
 }
 
 criterion_group!(benches, decode, scan, look_up, look_up_time);

@@ -234,7 +234,7 @@ fn time(name: &'static str) -> Scenario {
         let (mut places, mut moments) = (Random(1), Random(2));
         let note = format!("{} records in segments of {}, in the page cache; in turns of {TURN}", log.records, size(log.log_bytes));
         let round = move || {
-            let lookup = || first_at(&mut seeker, log.records, first + moments.below(last - first + 1));
+            let lookup = || find_time(&mut seeker, first + moments.below(last - first + 1));
             Ok(vec![p50s(&in_turns(time, TURN, || read_one(&mut reader, places.below(log.records)), lookup, || Ok(()))?)])
         };
         Ok((round, note))
@@ -265,15 +265,8 @@ fn read_one(reader: &mut Reader, offset: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// The first record at that time or later. There must be one.
-fn first_at(reader: &mut Reader, records: u64, time: u64) -> Outcome<()> {
-    let (mut low, mut high) = (0, records);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let record = reader.read_one(middle).map_err(named("a time look-up"))?;
-        if record.timestamp < time { low = middle + 1 } else { high = middle }
-    }
-    std::hint::black_box(low);
+fn find_time(reader: &mut Reader, time: u64) -> Outcome<()> {
+    std::hint::black_box(reader.offset_for_time(time).map_err(named("a time look-up"))?);
     Ok(())
 }
 

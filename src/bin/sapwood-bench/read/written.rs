@@ -154,7 +154,7 @@ impl<'a> Consumer<'a> {
             if over(begun) {
                 break;
             }
-            let offset = first_at(&mut self.reader, offsets.clone(), time).map_err(|error| format!("at time {time}: {error}"))?;
+            let offset = self.reader.offset_for_time(time).map_err(|error| format!("at time {time}: {error}"))?;
             let record = self.reader.read_one(offset).map_err(|error| format!("at offset {offset}: {error}"))?;
             self.elapsed = took(&mut self.latency, begun).saturating_duration_since(start);
             if record.timestamp < time {
@@ -199,17 +199,6 @@ fn took(latency: &mut Histogram<u64>, begun: Instant) -> Instant {
 /// What falls to the one at `place` of `all` when so many are shared out.
 fn share(total: u64, place: u64, all: u64) -> u64 {
     total / all + u64::from(place < total % all)
-}
-
-/// The first record of a time or later. There must be one.
-fn first_at(reader: &mut Reader, offsets: Range<u64>, time: u64) -> sapwood::Result<u64> {
-    // Timestamps never decrease.
-    let Range { start: mut low, end: mut high } = offsets;
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if reader.read_one(middle)?.timestamp < time { low = middle + 1 } else { high = middle }
-    }
-    Ok(low)
 }
 
 #[cfg(test)]
