@@ -212,7 +212,7 @@ mod tests {
             let (outcome, figures) = beside(&bench.reading(ReadArg::Tail, 3), &bench.abort, |since| bench.load(Some(since), rate)).unwrap();
             assert_eq!((outcome.acknowledged, told(&figures)), (400, String::new()), "{rate:?}");
             assert_eq!((figures.records, figures.latency.len(), figures.bytes), (1200, 1200, 3 * outcome.bytes), "{rate:?}");
-            assert!(figures.latency.max() >= outcome.latency.min() && figures.elapsed > Duration::ZERO, "{rate:?}");
+            assert!(figures.latency.min() > 0 && figures.elapsed > Duration::ZERO, "{rate:?}");
         }
     }
 
