@@ -43,9 +43,12 @@ impl Fixture {
         for _ in 0..100 {
             batch.push(None, &vec![7; value_bytes]).unwrap();
         }
-        while partition.stats().rolls < segments {
-            partition.append_and_wait(batch.clone()).unwrap();
-        }
+        let append_while = |more: &dyn Fn() -> bool| {
+            while more() {
+                partition.append_and_wait(batch.clone()).unwrap();
+            }
+        };
+        append_while(&|| partition.stats().rolls < segments);
         let mut bases = Vec::new();
         for entry in std::fs::read_dir(partition.path()).unwrap() {
             let path = entry.unwrap().path();
@@ -54,7 +57,11 @@ impl Fixture {
             bases.extend(base(&path));
         }
         bases.sort_unstable();
-        Self { partition, records: bases[1], sealed: bases[bases.len() - 1], _broker: broker, _dir: dir }
+        let (records, sealed) = (bases[1], bases[bases.len() - 1]);
+        // Enough behind them that nothing of them is in the engine's memory any more.
+        let filled = partition.stats().bytes;
+        append_while(&|| partition.stats().bytes < filled + (8 << 20));
+        Self { partition, records, sealed, _broker: broker, _dir: dir }
     }
 
     /// The first segment's log.

@@ -9,6 +9,9 @@ use crate::load::{Engine, make_batch};
 use crate::units::to_u64;
 use crate::{Context, Outcome, named, reads};
 
+/// So much is appended behind what is read, so that nothing of that is in the engine's memory any more.
+const BEHIND: u64 = 8 << 20;
+
 /// What there is to be.
 #[derive(Debug, Clone, Copy)]
 pub struct Contents {
@@ -45,14 +48,10 @@ impl Filled {
         let engine = Engine::open(context, TopicConfig { segment_bytes, index_interval, ..TopicConfig::default() })?;
         let partition = engine.partition(0);
         let value = vec![7; value_bytes];
-        while partition.stats().rolls < segments {
-            let tickets: Vec<_> =
-                (0..4).map(|_| partition.append(make_batch(partition, &value, 256)?).map_err(named("append"))).collect::<Result<_, _>>()?;
-            for ticket in tickets {
-                ticket.wait().map_err(named("append"))?;
-            }
-        }
+        append_while(partition, &value, || partition.stats().rolls < segments)?;
         let bases = bases(partition.path())?;
+        let sealed = partition.stats().bytes;
+        append_while(partition, &value, || partition.stats().bytes < sealed + BEHIND)?;
         let (Some(log_records), Some(records)) = (bases.get(1).copied(), bases.last().copied()) else {
             return Err("there are no two segments after a roll".to_owned());
         };
@@ -94,6 +93,18 @@ impl Filled {
     pub fn evict_log(&self) -> Outcome<()> {
         reads::evict(&self.log)
     }
+}
+
+/// Four batches at a time.
+fn append_while(partition: &Partition, value: &[u8], more: impl Fn() -> bool) -> Outcome<()> {
+    while more() {
+        let tickets: Vec<_> =
+            (0..4).map(|_| partition.append(make_batch(partition, value, 256)?).map_err(named("append"))).collect::<Result<_, _>>()?;
+        for ticket in tickets {
+            ticket.wait().map_err(named("append"))?;
+        }
+    }
+    Ok(())
 }
 
 fn segment(dir: &Path, base: u64, extension: &str) -> PathBuf {
