@@ -47,10 +47,23 @@ where
 {
     let prepare: Prepare = Box::new(move |context| {
         let log = Filled::new(context, contents(context))?;
-        let (mut round, note) = make(context, &log)?;
-        Ok(Prepared { round: Box::new(move || alone(&mut round)), note })
+        let (round, note) = make(context, &log)?;
+        let mut held = Held { round, _log: log };
+        Ok(Prepared { round: Box::new(move || held.round()), note })
     });
     often(name, measures, prepare)
+}
+
+/// Dropped in this order: the readers of a round, then the log with its directory.
+struct Held<R> {
+    round: R,
+    _log: Arc<Filled>,
+}
+
+impl<R: FnMut() -> Outcome<Vec<Pair>> + Send> Held<R> {
+    fn round(&mut self) -> Outcome<Vec<Pair>> {
+        alone(&mut self.round)
+    }
 }
 
 /// All of a segment, checked and gone through record by record; all of it in the page cache.
