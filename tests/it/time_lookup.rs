@@ -5,11 +5,12 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use sapwood::clock::Clock;
 use sapwood::io::sim::{OpKind, SimDisk};
 use sapwood::io::{Disk, OsDisk};
-use sapwood::{Backend, Broker, Checksums, Partition, ReadMode, Reader, ReaderConfig, TopicConfig, Visibility};
+use sapwood::{Backend, Broker, Checksums, Durability, Partition, ReadMode, Reader, ReaderConfig, TopicConfig, Visibility};
 
 use crate::damage::{self, Target};
 use crate::format::{self, Content, Layout, segment_path};
@@ -353,6 +354,30 @@ fn a_look_up_opens_few_of_many_segments() {
 /// Rows of those times, and nothing else of them.
 fn read_rows(times: &[u64]) -> Vec<Row> {
     (0..).zip(times).map(|(offset, &timestamp)| Row { offset, timestamp, key: vec![], value: vec![] }).collect()
+}
+
+#[test]
+fn what_is_not_durable_yet_has_a_time_for_those_alone_who_see_it() {
+    each_backend(|backend| {
+        let data = scratch();
+        let durability = Durability::Interval { bytes: 1 << 40, time: Duration::from_secs(3600) };
+        let (_broker, partition) = create(data.path(), backend, &TopicConfig { durability, ..segments_of(270) });
+        let mut early = partition.reader_with(ReaderConfig::up_to(Visibility::Appended)).unwrap();
+        let mut late = partition.reader().unwrap();
+        for number in 1..=30 {
+            append(&partition, b"user-1", b"value-00000");
+            assert_eq!(early.offset_for_time(u64::MAX).unwrap(), number);
+            assert_eq!(early.offset_for_time(0).unwrap(), 0);
+            // A roll makes durable what was before it.
+            let end = partition.durable_end();
+            assert!(end < number, "the last record is not durable");
+            for time in [0, 1, u64::MAX] {
+                assert_eq!(late.offset_for_time(time).unwrap(), if time == u64::MAX { end } else { 0 });
+            }
+        }
+        partition.sync().unwrap();
+        assert_eq!(late.offset_for_time(u64::MAX).unwrap(), 30);
+    });
 }
 
 #[test]

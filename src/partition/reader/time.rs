@@ -76,7 +76,7 @@ impl Reader {
         // Segments in which no record is whole, and so no answer.
         let mut passed = Vec::new();
         loop {
-            let missing = match shared.with_segments(|segments| split(segments, &passed, time)) {
+            let missing = match shared.with_segments(|segments| split(segments, end, &passed, time)) {
                 Ok(found) => return Ok(found),
                 Err(missing) => missing,
             };
@@ -137,11 +137,14 @@ impl Reader {
 
     /// Offset and timestamp of the first whole record from `offset` on and before `end`.
     fn first_whole(&mut self, offset: u64, end: u64) -> Result<Option<(u64, u64)>> {
-        let mut from = offset;
+        let (mut from, mut gone_past) = (offset, None);
         loop {
             match self.read_before(from, 1, end) {
                 Ok(records) => return Ok(records.iter().next().map(|record| (record.offset, record.timestamp))),
-                Err(error) if error.is_damage() => from = self.skip_damaged(from)?.records.end,
+                Err(error) if error.is_damage() && gone_past != Some(from) => {
+                    from = self.skip_damaged(from)?.records.end;
+                    gone_past = Some(from);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -166,9 +169,10 @@ struct Neighbours {
     behind: Option<Arc<Segment>>,
 }
 
-/// The segments around a time, apart from those passed over; or one whose beginning must be known first.
-fn split(segments: &[Arc<Segment>], passed: &[u64], time: u64) -> Result<Neighbours, Arc<Segment>> {
-    let (mut low, mut high) = (0, segments.len());
+/// The segments around a time, of those that begin before the end, apart from those passed over; or one whose beginning must be known first.
+fn split(segments: &[Arc<Segment>], end: u64, passed: &[u64], time: u64) -> Result<Neighbours, Arc<Segment>> {
+    // Somebody who sees further may have noted the times of those behind it.
+    let (mut low, mut high) = (0, segments.partition_point(|segment| segment.base() < end));
     while low < high {
         let middle = low + (high - low) / 2;
         let known = (middle..high).find(|&number| !passed.contains(&segments[number].base()));
