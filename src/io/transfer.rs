@@ -225,6 +225,7 @@ impl Transfers {
     }
 
     /// Waits for the transfer `token`. No other may be in flight.
+    #[cfg(any(test, feature = "sim"))]
     pub fn finish(&mut self, token: Token) -> io::Result<Done> {
         loop {
             if let Some(done) = self.next()? {

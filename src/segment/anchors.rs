@@ -112,8 +112,8 @@ impl<'a> Anchors<'a> {
 
     /// The last anchor at or before `offset`; the beginning of the log, unconfirmed, if there is none.
     fn last_before(&self, offset: u64) -> Result<Place> {
-        for number in (0..self.count_below(offset.saturating_add(1))?).rev() {
-            let place = self.entry(number)?;
+        for number in (0..self.count_below(offset.saturating_add(1))).rev() {
+            let Some(place) = self.entry(number) else { break };
             if place.offset <= offset && self.confirms(place)? {
                 return Ok(place);
             }
@@ -123,8 +123,8 @@ impl<'a> Anchors<'a> {
 
     /// The first anchor behind a damage.
     fn first_behind(&self, damage: Place) -> Result<Option<Place>> {
-        for number in self.count_below(damage.offset.saturating_add(1))?..self.in_file + to_u64(self.pending.len()) {
-            let place = self.entry(number)?;
+        for number in self.count_below(damage.offset.saturating_add(1)).. {
+            let Some(place) = self.entry(number) else { break };
             if place.offset > damage.offset && place.position > damage.position && self.confirms(place)? {
                 return Ok(Some(place));
             }
@@ -156,14 +156,8 @@ impl<'a> Anchors<'a> {
 
     /// Where the entry of the record `offset` leads, if there is one and the number stands there.
     fn own_entry(&self, offset: u64) -> Result<Option<u64>> {
-        let number = self.count_below(offset)?;
-        if number == self.in_file + to_u64(self.pending.len()) {
-            return Ok(None);
-        }
-        let place = self.entry(number)?;
-        if place.offset != offset || place.position >= self.end {
-            return Ok(None);
-        }
+        let own = self.entry(self.count_below(offset)).filter(|place| place.offset == offset && place.position < self.end);
+        let Some(place) = own else { return Ok(None) };
         let header = self.scanner(place).unchecked_header()?;
         Ok(header.filter(|header| header.offset == offset).map(|_| place.position))
     }
@@ -183,29 +177,27 @@ impl<'a> Anchors<'a> {
     }
 
     /// How many entries are of records below `offset`, if they are in order.
-    fn count_below(&self, offset: u64) -> Result<u64> {
-        match &self.index {
-            Some(file) => {
-                let below = index::count_below(&**file, self.in_file, offset).map_err(|error| self.failed(error))?;
-                let pending = if below < self.in_file { 0 } else { self.pending.partition_point(|place| place.offset < offset) };
-                Ok(below + to_u64(pending))
-            }
-            None => Ok(to_u64(self.pending.partition_point(|place| place.offset < offset))),
-        }
+    fn count_below(&self, offset: u64) -> u64 {
+        let pending = || to_u64(self.pending.partition_point(|place| place.offset < offset));
+        let Some(file) = &self.index else { return pending() };
+        let below = self.told(index::count_below(&**file, self.in_file, offset)).unwrap_or(0);
+        if below < self.in_file { below } else { below + pending() }
     }
 
-    fn entry(&self, number: u64) -> Result<Place> {
+    /// The entry of that number; none past the last one, or where the index cannot be read.
+    fn entry(&self, number: u64) -> Option<Place> {
         match &self.index {
             Some(file) if number < self.in_file => {
-                let (offset, position) = index::entry_at(&**file, number).map_err(|error| self.failed(error))?;
-                Ok(Place { offset, position })
+                let (offset, position) = self.told(index::entry_at(&**file, number))?;
+                Some(Place { offset, position })
             }
-            _ => Ok(self.pending[to_usize(number - self.in_file)]),
+            _ => self.pending.get(to_usize(number - self.in_file)).copied(),
         }
     }
 
-    fn failed(&self, error: io::Error) -> Error {
-        Error::io("read the index of", &self.path)(error)
+    /// An index that cannot be read is as good as none.
+    fn told<T>(&self, read: io::Result<T>) -> Option<T> {
+        read.inspect_err(|error| tracing::warn!(%error, path = %self.path.display(), "the index of a log cannot be read")).ok()
     }
 }
 
