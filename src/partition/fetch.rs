@@ -187,8 +187,7 @@ impl Fetcher {
         // The end of the log is in memory still, where a consumer that keeps up finds it.
         let mut buffer = self.take_buffer(log)?;
         let room = self.piece_bytes;
-        let most = to_usize((end - from).min(self.piece_bytes()));
-        let copied = recent.read(base, from, &mut buffer[room..room + most]);
+        let copied = recent.read(base, from, &mut buffer[room..room + to_usize(wanted)]);
         if copied > 0 {
             return Ok(Piece { base, start: from, end: from + to_u64(copied), at: room, buffer });
         }
