@@ -7,7 +7,7 @@
 //! - [`Ring`]: the hot path. Operations that own their buffers go in, completions with tokens come out.
 //!
 //! Backends: `uring` (one io_uring per thread that does I/O), `posix` (the same contract by
-//! `pwritev2`/`preadv2`), and, with the feature `sim`, a simulated disk in memory.
+//! `pwritev2`/`pread`), and, with the feature `sim`, a simulated disk in memory.
 //!
 //! Invariants:
 //! - A buffer and a file belong to their operation until its completion was taken, also when the caller is gone.
@@ -57,7 +57,7 @@ pub enum Backend {
     Auto,
     /// io_uring, or an error.
     Uring,
-    /// `pwritev2` and `preadv2`.
+    /// `pwritev2` and `pread`.
     Posix,
 }
 

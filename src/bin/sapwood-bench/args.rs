@@ -37,7 +37,7 @@ pub enum BackendArg {
     Auto,
     /// io_uring, or an error
     Uring,
-    /// pwritev2 and preadv2
+    /// pwritev2 and pread
     Posix,
 }
 

@@ -1,4 +1,4 @@
-//! One suite for every backend: what the traits promise, checked on io_uring, on `pwritev2`/`preadv2` and on the simulated disk.
+//! One suite for every backend: what the traits promise, checked on io_uring, on `pwritev2`/`pread` and on the simulated disk.
 //!
 //! A check is a function of a disk and an empty directory on it; those of files and rings also of [`Mode`]. A macro makes a
 //! test of each on each backend, named by it. Checks know nothing about the backend that the traits do not promise.
