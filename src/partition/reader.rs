@@ -14,7 +14,7 @@ use super::{Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::transfer::read_exact_at;
-use crate::record::{Flaw, HEADER_BYTES, Header, Record, to_u64, to_usize};
+use crate::record::{Checker, Flaw, HEADER_BYTES, Header, Record, Run, RunEnd, to_u64, to_usize};
 use crate::segment::{Kind, Segment};
 
 mod range;
@@ -99,18 +99,24 @@ pub struct ReaderConfig {
 }
 
 impl Default for ReaderConfig {
+    /// Durable records, through the page cache.
     fn default() -> Self {
-        Self {
-            visibility: Visibility::Durable,
-            mode: ReadMode::Buffered,
-            piece_bytes: 256 << 10,
-            read_ahead: 4,
-            checksums: Checksums::Verified,
-        }
+        Self::by(ReadMode::Buffered)
     }
 }
 
 impl ReaderConfig {
+    /// Durable records, read so, in the pieces that were measured to be best for it.
+    pub fn by(mode: ReadMode) -> Self {
+        // perf/README.md has the figures. What is copied out of the page cache stays in a core's own cache until it was read; what comes
+        // from a device takes few large requests.
+        let piece_bytes = match mode {
+            ReadMode::Buffered => 512 << 10,
+            ReadMode::Direct => 1 << 20,
+        };
+        Self { visibility: Visibility::Durable, mode, piece_bytes, read_ahead: 3, checksums: Checksums::Verified }
+    }
+
     /// As by default, up to that watermark.
     pub fn up_to(visibility: Visibility) -> Self {
         Self { visibility, ..Self::default() }
@@ -153,6 +159,7 @@ pub struct Reader {
     cursor: Option<Cursor>,
     /// Bytes to read at once, until it shows that reads follow each other.
     first_bytes: Option<u64>,
+    checker: Checker,
 }
 
 /// A record's place.
@@ -184,7 +191,17 @@ impl Reader {
         // Where a ring does not work beside this thread, reads ahead would only be waited for earlier.
         let ahead = if config.mode == ReadMode::Direct && shared.disk.rings_overlap() { config.read_ahead } else { 0 };
         let fetcher = Fetcher::new(&*shared.disk, config.piece_bytes, ahead).map_err(Error::io("make a reader for", &shared.dir))?;
-        Ok(Self { partition, config, fetcher, log: None, next_log: None, piece: None, cursor: None, first_bytes: None })
+        Ok(Self {
+            partition,
+            config,
+            fetcher,
+            log: None,
+            next_log: None,
+            piece: None,
+            cursor: None,
+            first_bytes: None,
+            checker: Checker::new(),
+        })
     }
 
     /// Reads the records from `offset` on, as many as fit in `max_bytes` and in what is read at once, and at least one: a record that is
@@ -358,19 +375,17 @@ impl Reader {
     fn look(&mut self, offset: u64, max_bytes: u64, end: u64, visible: u64) -> Found {
         let (Some(cursor), Some(log)) = (&mut self.cursor, &self.log) else { unreachable!("the record was looked up") };
         let bytes = self.piece.as_ref().map_or(&[][..], |piece| piece.bytes(cursor.base, cursor.position));
-        let mut at = 0;
-        let header =
-            |at: usize, next: u64| Header::check(bytes.get(at..).unwrap_or_default(), visible - cursor.position - to_u64(at), next);
-        let short = |at: usize| bytes.len() < at + HEADER_BYTES;
+        let left = visible - cursor.position;
         // Of these, headers alone are looked at: they lead on, and are nobody's.
-        let mut next = cursor.offset;
+        let (mut at, mut next) = (0, cursor.offset);
         while next < offset {
-            match header(at, next) {
+            let (rest, left) = (bytes.get(at..).unwrap_or_default(), left - to_u64(at));
+            match Header::check(rest, left, next) {
                 Ok(header) => {
                     at += to_usize(header.record_bytes());
                     next += 1;
                 }
-                Err(_) if short(at) && to_u64(at) < visible - cursor.position => break,
+                Err(_) if rest.len() < HEADER_BYTES && left >= to_u64(HEADER_BYTES) => break,
                 Err(flaw) => return Found::Flawed(flaw),
             }
         }
@@ -381,30 +396,14 @@ impl Reader {
         } else if next < offset {
             return Found::Short(to_u64(HEADER_BYTES));
         }
-        let mut count = 0;
-        let flaw = loop {
-            let whole = match header(at, next) {
-                Ok(header) => header.record_bytes(),
-                Err(flaw) => break flaw,
-            };
-            let fits = to_u64(at) + whole <= max_bytes || count == 0;
-            if next == end || log.next_base == Some(next) || !fits || to_u64(bytes.len() - at) < whole {
-                return if count > 0 { Found::Records { count, bytes: at } } else { Found::Short(whole) };
-            }
-            if self.config.checksums == Checksums::Verified
-                && let Err(flaw) = Record::decode(&bytes[at..], next)
-            {
-                break flaw;
-            }
-            at += to_usize(whole);
-            next += 1;
-            count += 1;
-        };
-        // A flaw behind whole records shows again at the start of the next read, if it is more than the piece's end.
-        match count {
-            0 if short(0) && visible - cursor.position >= to_u64(HEADER_BYTES) => Found::Short(to_u64(HEADER_BYTES)),
-            0 => Found::Flawed(flaw),
-            _ => Found::Records { count, bytes: at },
+        let end = log.next_base.map_or(end, |next_base| end.min(next_base));
+        let checker = (self.config.checksums == Checksums::Verified).then_some(&mut self.checker);
+        let Run { count, bytes, end } = Run::of(bytes, left, next..end, max_bytes, checker);
+        match end {
+            RunEnd::Short(needed) if count == 0 => Found::Short(needed),
+            RunEnd::Flawed(flaw) if count == 0 => Found::Flawed(flaw),
+            // A flaw behind whole records shows again at the start of the next read.
+            _ => Found::Records { count, bytes },
         }
     }
 
@@ -503,11 +502,8 @@ pub(super) fn read_one(shared: &Shared, offset: u64) -> Result<OwnedRecord> {
         Ok(record) => Ok(record),
         // The place may have come from an index that lies.
         Err(flaw) => {
-            let place = if guard::stands(Guard::IndexesAreHints) {
-                segment.locate_past_lies(&*shared.disk, &*log, offset, end)?
-            } else {
-                position
-            };
+            let place =
+                if guard::stands(Guard::IndexesAreHints) { segment.locate_past_lies(&*shared.disk, &*log, offset, end)? } else { position };
             at(place)?.map_err(|_| Error::Damaged { path: path.clone(), position: place, offset, flaw })
         }
     }

@@ -4,7 +4,9 @@
 
 mod batch;
 mod codec;
+mod run;
 
 pub use batch::{Batch, RecordTooLarge};
+pub(crate) use codec::{Checker, to_u64, to_usize};
 pub use codec::{Flaw, HEADER_BYTES, Header, Record};
-pub(crate) use codec::{to_u64, to_usize};
+pub(crate) use run::{Run, RunEnd};

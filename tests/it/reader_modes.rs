@@ -444,3 +444,31 @@ fn each_of_several_damaged_records_is_named_by_its_own_place() {
         }
     });
 }
+
+#[test]
+fn behind_the_end_of_a_log_that_was_cut_there_is_an_error() {
+    each_backend(|backend| {
+        let (_data, original) = data_with("interval-4096-segment-270");
+        let len = Target::number(&original, 1).end as u64;
+        for cut in 0..len {
+            let (data, dir) = data_with("interval-4096-segment-270");
+            let target = Target::number(&dir, 1);
+            fs::File::options().write(true).open(&target.log).unwrap().set_len(cut).unwrap();
+            let broker = open(data.path(), backend, &small());
+            let partition = partition_of(&broker);
+            // The checks of lengths are alike in pieces of every size, and for all that is visible.
+            for way in ways().into_iter().filter(|way| way.piece_bytes == 4097 && way.visibility == Visibility::Durable) {
+                let mut reader = partition.reader_with(way.clone()).unwrap();
+                for record in &target.records {
+                    let read = reader.read_one(record.offset).map(|read| read.offset);
+                    let told = format!("{} of a log cut at {cut}, {way:?}: {read:?}", record.offset);
+                    match read {
+                        Ok(offset) => assert!(offset == record.offset && record.end() <= cut, "{told}"),
+                        Err(Error::Damaged { .. } | Error::RecordsMissing { .. }) => assert!(record.end() > cut, "{told}"),
+                        Err(_) => panic!("{told}"),
+                    }
+                }
+            }
+        }
+    });
+}

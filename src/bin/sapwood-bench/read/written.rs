@@ -78,7 +78,7 @@ impl<'a> Consumer<'a> {
             sapwood::Visibility::Durable => partition.durable_end(),
             sapwood::Visibility::Appended => partition.next_offset(),
         };
-        let config = ReaderConfig { mode: reading.mode, ..ReaderConfig::up_to(visibility) };
+        let config = ReaderConfig { visibility, ..ReaderConfig::by(reading.mode) };
         let all = to_u64(reading.partitions.len()) * u64::from(reading.consumers);
         Ok(Self {
             reading,
