@@ -2,13 +2,16 @@
 //!
 //! Whoever waits leaves a [`Waker`] and the offset that the end is to pass: a thread's, that unparks it, an async task's, or one that
 //! raises a descriptor. Each is woken once, outside of the lock, because a waker runs code of others. Watching is no reading: what is
-//! found there, and whether it is enough, is for the woken to see.
+//! found there, and whether it is enough, is for the woken to see. Of several threads the writer wakes one, which wakes the others: a
+//! system call each, which would stand between two commits.
 //!
 //! No wake-up is lost: (1) the writer moves the end, then looks at [`Watch::lowest`]; (2) a waiter enters its offset there, then looks
-//! at the end; (3) a fence lies between the two on either side, so at least one of them sees what the other did.
+//! at the end; (3) a fence lies between the two on either side, so at least one of them sees what the other did; (4) a thread is given others to
+//! wake under the lock, as long as it stands in the list, and wakes them after it left that for good, however it ends its wait.
 
+use std::mem;
 use std::sync::{Arc, PoisonError};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
@@ -33,8 +36,26 @@ struct Waiters {
 struct Waiter {
     place: u64,
     past: u64,
-    waker: Waker,
+    whom: Whom,
 }
+
+/// Whom to wake.
+#[derive(Debug)]
+enum Whom {
+    Task(Waker),
+    Thread(Arc<Parked>),
+}
+
+/// A thread that waits.
+#[derive(Debug)]
+struct Parked {
+    thread: Thread,
+    /// To be woken by it.
+    others: Mutex<Vec<Arc<Self>>>,
+}
+
+/// The thread's own hand on that: dropped, it leaves nobody asleep.
+struct Sleeper(Arc<Parked>);
 
 /// No end passes it.
 const NOBODY: u64 = u64::MAX;
@@ -64,14 +85,24 @@ impl Watch {
         self.wake(|_| true);
     }
 
-    fn wake(&self, whom: impl Fn(&Waiter) -> bool) {
-        let woken: Vec<Waiter> = {
+    fn wake(&self, whether: impl Fn(&Waiter) -> bool) {
+        let (mut tasks, mut threads) = (Vec::new(), Vec::new());
+        {
             let mut waiters = self.waiters();
-            let woken = waiters.list.extract_if(.., |waiter| whom(waiter)).collect();
+            for waiter in waiters.list.extract_if(.., |waiter| whether(waiter)) {
+                match waiter.whom {
+                    Whom::Task(waker) => tasks.push(waker),
+                    Whom::Thread(thread) => threads.push(thread),
+                }
+            }
             self.note_lowest(&waiters);
-            woken
-        };
-        woken.into_iter().for_each(|waiter| waiter.waker.wake());
+            if threads.len() > 1 {
+                let others = threads.split_off(1);
+                threads[0].others().extend(others);
+            }
+        }
+        threads.into_iter().for_each(|parked| parked.thread.unpark());
+        tasks.into_iter().for_each(Waker::wake);
     }
 
     /// A place among them, which waits for nothing yet.
@@ -93,10 +124,11 @@ impl Watch {
         deadline: Option<Instant>,
         ready: impl Fn() -> bool,
     ) -> bool {
+        let sleeper = Sleeper(Arc::new(Parked { thread: thread::current(), others: Mutex::default() }));
+        // Left before the sleeper goes.
         let places: Vec<_> = ends.into_iter().map(|(watch, past)| (watch.place(), past)).collect();
-        let waker = Waker::from(Arc::new(Parked(thread::current())));
         loop {
-            places.iter().for_each(|(place, past)| place.ask(*past, waker.clone()));
+            places.iter().for_each(|(place, past)| place.enter(*past, Whom::Thread(Arc::clone(&sleeper.0))));
             if ready() {
                 return true;
             }
@@ -106,6 +138,7 @@ impl Watch {
                 Some(Duration::ZERO) => return false,
                 Some(left) => thread::park_timeout(left),
             }
+            sleeper.wake_others();
         }
     }
 
@@ -125,7 +158,11 @@ impl Place {
     ///
     /// What happened before is not told: look for yourself afterwards.
     pub(super) fn ask(&self, past: u64, waker: Waker) {
-        let before = self.exchange(Some(Waiter { place: self.number, past, waker }));
+        self.enter(past, Whom::Task(waker));
+    }
+
+    fn enter(&self, past: u64, whom: Whom) {
+        let before = self.exchange(Some(Waiter { place: self.number, past, whom }));
         fence(Ordering::SeqCst);
         // Dropping a waker is code of others, too.
         drop(before);
@@ -152,12 +189,23 @@ impl Drop for Place {
     }
 }
 
-/// A thread that waits.
-struct Parked(Thread);
+impl Parked {
+    fn others(&self) -> MutexGuard<'_, Vec<Arc<Self>>> {
+        // Nothing panics under it.
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
-impl Wake for Parked {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
+impl Sleeper {
+    fn wake_others(&self) {
+        let others = mem::take(&mut *self.0.others());
+        others.iter().for_each(|parked| parked.thread.unpark());
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.wake_others();
     }
 }
 
@@ -167,6 +215,7 @@ mod models;
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::task::Wake;
 
     use super::*;
 
