@@ -26,8 +26,17 @@ const TURN: usize = 64;
 /// Those of reading, in the order of the table.
 pub fn all() -> Vec<Scenario> {
     vec![
-        scan("read-scan-1kB", 1_000, 0, "MiB/s : MiB/s of pread and CRC-32 over all of it", "MiB/s", 0.95),
-        scan("read-scan-100B", 100, 128, "records/s : the same loop, CRC-32 per 128 bytes", "rec/s", 0.85),
+        scan(
+            "read-scan-1kB",
+            1_000,
+            "MiB/s",
+            &[
+                (0, "MiB/s : MiB/s of pread and CRC-32 over all of it", Target::AtLeast(0.95)),
+                (1_028, "the same : the same loop, CRC-32 per record", Target::None),
+            ],
+        ),
+        pieces("read-pieces"),
+        scan("read-scan-100B", 100, "rec/s", &[(128, "records/s : the same loop, CRC-32 per 128 bytes", Target::AtLeast(0.85))]),
         scan_cold("read-scan-cold-1kB"),
         read_ahead("read-ahead"),
         point_warm("read-point-warm", 1, Target::AtMost(1.5)),
@@ -66,30 +75,66 @@ impl<R: FnMut() -> Outcome<Vec<Pair>> + Send> Held<R> {
     }
 }
 
-/// All of a segment, checked and gone through record by record; all of it in the page cache.
-fn scan(name: &'static str, value_bytes: usize, checksum: usize, words: &'static str, unit: &'static str, reach: f64) -> Scenario {
-    let measures = vec![measure(words, [unit, unit], Target::AtLeast(reach))];
+/// All of a segment, checked and gone through record by record; all of it in the page cache. Beside it loops with a checksum over as many bytes, or
+/// over all of each read.
+fn scan(name: &'static str, value_bytes: usize, unit: &'static str, beside: &'static [(usize, &'static str, Target)]) -> Scenario {
+    let measures = beside.iter().map(|(_, words, target)| measure(words, [unit, unit], *target)).collect();
     let contents = move |context: &Context| Contents::one_segment(context, value_bytes);
     over_log(name, measures, contents, move |context, log| {
         let (time, log) = (context.limit_time, Arc::clone(log));
-        let mut bare = Scan::prepare(&log.log, log.log_bytes, checksum)?;
-        let over = if checksum == 0 { "each read".to_owned() } else { format!("{checksum} bytes") };
-        let note = format!("one segment of {}; pread of {}, CRC-32 over {over}", size(log.log_bytes), size(to_u64(bare.piece())));
-        let amount = if checksum == 0 { float(log.log_bytes) / float(1 << 20) } else { float(log.log_records) };
+        let bare = beside.iter().map(|(checksum, ..)| Scan::prepare(&log.log, log.log_bytes, *checksum));
+        let mut bare = bare.collect::<Outcome<Vec<Scan>>>()?;
+        let pieces: Vec<_> = bare.iter().map(|bare| size(to_u64(bare.piece()))).collect();
+        let note = format!("one segment of {}; pread of {}", size(log.log_bytes), pieces.join(", "));
+        let amount = if unit == "MiB/s" { float(log.log_bytes) / float(1 << 20) } else { float(log.log_records) };
         let mut reader = log.partition().reader().map_err(named("a reader"))?;
         let round = move || {
-            let mut took = [Duration::ZERO; 2];
+            let (mut took, mut engine_took) = (vec![Duration::ZERO; bare.len()], Duration::ZERO);
             let mut passes = 0;
-            while took.iter().min().is_some_and(|least| *least < time) {
-                took[0] += timed(|| bare.pass())?;
-                took[1] += timed(|| read_all(&mut reader, log.log_records))?;
+            while took.iter().chain([&engine_took]).any(|took| *took < time) {
+                for (took, bare) in took.iter_mut().zip(&mut bare) {
+                    *took += timed(|| bare.pass())?;
+                }
+                engine_took += timed(|| read_all(&mut reader, log.log_records))?;
                 passes += 1;
             }
-            let [limit, engine] = took.map(|took| amount * float(passes) / took.as_secs_f64());
-            Ok(vec![Pair { engine, limit: Some(limit) }])
+            let rate = |took: Duration| amount * float(passes) / took.as_secs_f64();
+            Ok(took.into_iter().map(|took| Pair { engine: rate(engine_took), limit: Some(rate(took)) }).collect())
         };
         Ok((round, note))
     })
+}
+
+/// What the default for pieces through the page cache is chosen by.
+fn pieces(name: &'static str) -> Scenario {
+    const TRIED: [(usize, &str); 5] = [
+        (32 << 10, "MiB/s, pieces of 32 KiB : by default"),
+        (64 << 10, "MiB/s, pieces of 64 KiB : by default"),
+        (128 << 10, "MiB/s, pieces of 128 KiB : by default"),
+        (256 << 10, "MiB/s, pieces of 256 KiB : by default"),
+        (1 << 20, "MiB/s, pieces of 1 MiB : by default"),
+    ];
+    let measures = TRIED.iter().map(|(_, words)| measure(words, ["MiB/s", "MiB/s"], Target::None)).collect();
+    over_log(
+        name,
+        measures,
+        |context| Contents::one_segment(context, 1_000),
+        |_, log| {
+            let log = Arc::clone(log);
+            log.warm_logs()?;
+            let note = format!("the default is {}; all of the log in the page cache", size(to_u64(ReaderConfig::default().piece_bytes)));
+            let round = move || {
+                let warm_pass = |piece_bytes| -> Outcome<f64> {
+                    let config = ReaderConfig { piece_bytes, ..ReaderConfig::default() };
+                    let mut reader = log.partition().reader_with(config).map_err(named("a reader"))?;
+                    Ok(mib_per_second(&log, timed(|| read_all(&mut reader, log.log_records))?))
+                };
+                let limit = Some(warm_pass(ReaderConfig::default().piece_bytes)?);
+                TRIED.iter().map(|(piece_bytes, _)| Ok(Pair { engine: warm_pass(*piece_bytes)?, limit })).collect()
+            };
+            Ok((round, note))
+        },
+    )
 }
 
 /// All of a segment that is on the disk alone.
@@ -116,13 +161,15 @@ fn scan_cold(name: &'static str) -> Scenario {
 
 /// What the default for reads ahead is chosen by.
 fn read_ahead(name: &'static str) -> Scenario {
-    const TRIED: [(usize, usize, &str); 6] = [
-        (64 << 10, 8, "MiB/s, Direct, 8 x 64 KiB ahead : by default"),
-        (256 << 10, 1, "MiB/s, Direct, 1 x 256 KiB ahead : by default"),
+    const TRIED: [(usize, usize, &str); 8] = [
         (256 << 10, 2, "MiB/s, Direct, 2 x 256 KiB ahead : by default"),
+        (256 << 10, 4, "MiB/s, Direct, 4 x 256 KiB ahead : by default"),
         (256 << 10, 8, "MiB/s, Direct, 8 x 256 KiB ahead : by default"),
+        (512 << 10, 2, "MiB/s, Direct, 2 x 512 KiB ahead : by default"),
+        (1 << 20, 1, "MiB/s, Direct, 1 x 1 MiB ahead : by default"),
         (1 << 20, 2, "MiB/s, Direct, 2 x 1 MiB ahead : by default"),
         (1 << 20, 4, "MiB/s, Direct, 4 x 1 MiB ahead : by default"),
+        (2 << 20, 2, "MiB/s, Direct, 2 x 2 MiB ahead : by default"),
     ];
     let measures = TRIED.iter().map(|(_, _, words)| measure(words, ["MiB/s", "MiB/s"], Target::None)).collect();
     over_log(
@@ -147,7 +194,7 @@ fn read_ahead(name: &'static str) -> Scenario {
 }
 
 fn direct() -> ReaderConfig {
-    ReaderConfig { mode: ReadMode::Direct, ..ReaderConfig::default() }
+    ReaderConfig::by(ReadMode::Direct)
 }
 
 fn cold_pass(log: &Filled, config: &ReaderConfig) -> Outcome<Duration> {
