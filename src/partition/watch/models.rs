@@ -42,6 +42,24 @@ fn loom_two_waiters_are_woken_by_one_move() {
     });
 }
 
+/// One of them gives up, just when it may have been given the other to wake.
+#[test]
+fn loom_whoever_gives_up_leaves_nobody_asleep() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let (ends, watch) = (Arc::new(Ends::new(0)), Watch::new());
+        let (its, told) = (Arc::clone(&ends), Arc::clone(&watch));
+        let waiter = spawn(move || assert!(told.wait(0, None, || its.appended() > 0)));
+        let told = Arc::clone(&watch);
+        let other = spawn(move || assert!(!told.wait(0, Some(Instant::now()), || false)));
+        ends.set_appended(1);
+        watch.tell(1);
+        waiter.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
 #[test]
 fn loom_the_stop_is_never_missed() {
     loom::model(|| {
