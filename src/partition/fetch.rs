@@ -214,11 +214,7 @@ impl Fetcher {
             }
             None => (read_up_to_at(&*log.file, &mut buffer[at..at + to_usize(wanted)], from), from, at),
         };
-        let least = from + wanted;
-        // Too few: records that were there are gone, somebody cut the file.
-        let there = read.map(|read| start + to_u64(read));
-        let there = there.and_then(|there| if there < least { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(there) });
-        let there = match there {
+        let there = match read.and_then(|read| beyond(from, start + to_u64(read))) {
             Ok(there) => there,
             Err(error) => {
                 self.free.push(buffer);
@@ -230,11 +226,8 @@ impl Fetcher {
 
     fn piece_of(&mut self, log: &Log, asked: Asked, from: u64) -> Result<Piece> {
         let Done { result, buffer, .. } = asked.done.expect("it was waited for");
-        let there = result
-            .map(|read| asked.start + to_u64(read))
-            .and_then(|there| if there < asked.end { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(asked.end) });
-        match there {
-            Ok(end) => Ok(Piece { base: asked.base, start: asked.start, end, at: self.piece_bytes, buffer }),
+        match result.and_then(|read| beyond(from, asked.start + to_u64(read))) {
+            Ok(there) => Ok(Piece { base: asked.base, start: asked.start, end: there.min(asked.end), at: self.piece_bytes, buffer }),
             Err(error) => {
                 self.free.push(buffer);
                 self.drop_asked(log)?;
@@ -340,4 +333,9 @@ impl Fetcher {
         }
         Ok(Piece { base: log.segment.base(), start, end: there.min(end), at: 0, buffer })
     }
+}
+
+/// Records that were there are gone where somebody cut the file: what is left of them counts, if it is any.
+fn beyond(from: u64, there: u64) -> io::Result<u64> {
+    if there > from { Ok(there) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }

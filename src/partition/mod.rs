@@ -390,7 +390,7 @@ impl Partition {
     /// A reader as it is asked for.
     ///
     /// # Errors
-    /// As for [`Self::reader`], and what it says to one more ring.
+    /// As for [`Self::reader`], what it says to one more ring, and [`Error::InvalidConfig`] past the largest settings.
     pub fn reader_with(&self, config: ReaderConfig) -> Result<Reader> {
         Reader::new(self.clone(), config)
     }
@@ -400,7 +400,8 @@ impl Partition {
     /// # Errors
     /// [`Error::OffsetOutOfRange`] with what there is, [`Error::Damaged`], [`Error::Closed`].
     pub fn read_one(&self, offset: u64) -> Result<OwnedRecord> {
-        reader::read_one(&self.0.shared, offset)
+        let config = ReaderConfig { piece_bytes: to_usize(reader::LOOK_BYTES), ..ReaderConfig::default() };
+        self.reader_with(config)?.read_one(offset).map(OwnedRecord::from)
     }
 
     /// The offset of the first record that there is; that of the next one if there is none.

@@ -5,15 +5,15 @@
 //! only over whole records that were written, so neither preallocated zeros nor a write in flight can be seen. Every
 //! record's checksum is verified on every read, unless that is waived by name.
 
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::fetch::{Fetcher, Log, Piece};
-use super::records::{OwnedRecord, Records};
+use super::records::Records;
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::transfer::read_exact_at;
 use crate::record::{Checker, Flaw, HEADER_BYTES, Header, Record, Run, RunEnd, to_u64, to_usize};
 use crate::segment::{Kind, Segment};
 
@@ -90,7 +90,8 @@ pub struct ReaderConfig {
     pub visibility: Visibility,
     /// How it gets at the bytes.
     pub mode: ReadMode,
-    /// Bytes that are read at once, rounded up to whole blocks of 4 KiB. A reader has memory for twice as many, `read_ahead` + 2 times.
+    /// Bytes that are read at once, rounded up to whole blocks of 4 KiB. A reader has memory for four times as many, and of direct reads for
+    /// twice as many more for each that is under way.
     pub piece_bytes: usize,
     /// Pieces under way beside the one that is read, where reads follow each other; of direct reads alone.
     pub read_ahead: usize,
@@ -106,12 +107,17 @@ impl Default for ReaderConfig {
 }
 
 impl ReaderConfig {
-    /// Durable records, read so, in the pieces that were measured to be best for it.
+    /// The largest pieces: 1 GiB.
+    pub const MAX_PIECE_BYTES: usize = 1 << 30;
+    /// The most pieces under way.
+    pub const MAX_READ_AHEAD: usize = 256;
+
+    /// Durable records, read so, in pieces that were measured to be good for it: 256 KiB, by a reader with 1 MiB of memory, or 1 MiB of direct reads,
+    /// by one with 10 MiB.
     pub fn by(mode: ReadMode) -> Self {
-        // perf/README.md has the figures. What is copied out of the page cache stays in a core's own cache until it was read; what comes
-        // from a device takes few large requests.
+        // perf/README.md has the figures: what comes from a device takes few large requests.
         let piece_bytes = match mode {
-            ReadMode::Buffered => 512 << 10,
+            ReadMode::Buffered => 256 << 10,
             ReadMode::Direct => 1 << 20,
         };
         Self { visibility: Visibility::Durable, mode, piece_bytes, read_ahead: 3, checksums: Checksums::Verified }
@@ -120,6 +126,14 @@ impl ReaderConfig {
     /// As by default, up to that watermark.
     pub fn up_to(visibility: Visibility) -> Self {
         Self { visibility, ..Self::default() }
+    }
+
+    fn check(&self) -> Result<()> {
+        let settings = [("piece_bytes", self.piece_bytes, Self::MAX_PIECE_BYTES), ("read_ahead", self.read_ahead, Self::MAX_READ_AHEAD)];
+        match settings.into_iter().find(|(_, value, maximum)| value > maximum) {
+            Some((name, value, maximum)) => Err(Error::InvalidConfig { name, value: to_u64(value), minimum: 0, maximum: to_u64(maximum) }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -187,6 +201,7 @@ enum Found {
 impl Reader {
     pub(super) fn new(partition: Partition, config: ReaderConfig) -> Result<Self> {
         let shared = &partition.0.shared;
+        config.check()?;
         shared.check_open()?;
         // Where a ring does not work beside this thread, reads ahead would only be waited for earlier.
         let ahead = if config.mode == ReadMode::Direct && shared.disk.rings_overlap() { config.read_ahead } else { 0 };
@@ -274,9 +289,9 @@ impl Reader {
                 // Records before the one asked for were passed.
                 Found::Records { .. } => {}
                 Found::Short(needed) => self.fetch(shared, needed, visible)?,
-                Found::Flawed(_) if cursor.is_hint => {
+                Found::Flawed(_) if cursor.is_hint && guard::stands(Guard::IndexesAreHints) => {
                     tracing::warn!(path = %log.segment.path(Kind::Log).display(), offset, "what led to a record is wrong; scanning the segment instead");
-                    let position = log.segment.locate_past_lies(&*shared.disk, &*log.file, offset, visible);
+                    let position = log.segment.locate(&*shared.disk, &*log.file, offset, visible);
                     let position = position.map_err(|error| missing_or(shared, &log.segment, offset, error))?;
                     self.cursor = Some(Cursor { offset, base: cursor.base, position, is_hint: false });
                 }
@@ -307,7 +322,7 @@ impl Reader {
         self.cursor = Some(match hint {
             Some(hint) => Cursor { offset: hint.offset, base, position: hint.position, is_hint: true },
             None => {
-                let position = log.segment.locate_past_lies(&*shared.disk, &*log.file, offset, visible);
+                let position = log.segment.locate(&*shared.disk, &*log.file, offset, visible);
                 let position = position.map_err(|error| missing_or(shared, &log.segment, offset, error))?;
                 Cursor { offset, base, position, is_hint: false }
             }
@@ -407,26 +422,46 @@ impl Reader {
         }
     }
 
-    /// Brings `needed` bytes from the cursor on into memory.
+    /// Brings bytes from the cursor on into memory, `needed` of them in the end: it may take several calls.
     fn fetch(&mut self, shared: &Shared, needed: u64, visible: u64) -> Result<()> {
         let (Some(cursor), Some(log)) = (self.cursor, &self.log) else { unreachable!("the record was looked up") };
         let before = self.piece.take();
-        let carried = before.as_ref().map_or(0, |before| to_u64(before.bytes(cursor.base, cursor.position).len()));
+        let here = before.as_ref().map_or(&[][..], |before| before.bytes(cursor.base, cursor.position));
+        let (carried, header) = (to_u64(here.len()), here.first_chunk::<HEADER_BYTES>().copied());
         let most = self.fetcher.piece_bytes();
-        if carried > most || needed > carried + most {
-            self.piece = Some(self.fetcher.fetch_large(log, before, cursor.position, needed, visible)?);
-            return Ok(());
-        }
-        let first = self.first_bytes.take();
-        let wanted = first.unwrap_or(most).max(needed - carried);
-        let piece = self.fetcher.fetch(log, &shared.recent, before, cursor.position, wanted, visible)?;
+        let large = carried > most || needed > carried + most;
+        let first = self.first_bytes.take_if(|_| !large);
+        let fetched = if large {
+            self.fetcher.fetch_large(log, before, cursor.position, needed, visible)
+        } else {
+            let wanted = first.unwrap_or(most).max(needed - carried);
+            self.fetcher.fetch(log, &shared.recent, before, cursor.position, wanted, visible)
+        };
+        let piece = match fetched {
+            Ok(piece) => piece,
+            Err(error) => return Err(self.cut_or(shared, cursor, header.as_ref().map_or(&[][..], |header| header), error)),
+        };
         let from = piece.end();
         self.piece = Some(piece);
-        if first.is_none() {
+        if first.is_none() && !large {
             self.fetcher.ask_ahead(log, from, visible);
             self.ask_beyond(shared, from, visible)?;
         }
         Ok(())
+    }
+
+    /// Names the damage where a log ends before what was written, because somebody cut it: within the record at the cursor, of whose header so
+    /// much is known.
+    fn cut_or(&self, shared: &Shared, cursor: Cursor, header: &[u8], error: Error) -> Error {
+        let Some(log) = &self.log else { return error };
+        let is_cut = matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::UnexpectedEof);
+        match log.file.len() {
+            Ok(len) if is_cut => match Header::check(header, len.saturating_sub(cursor.position), cursor.offset) {
+                Err(flaw) => self.damage(shared, cursor, flaw, len),
+                Ok(_) => error,
+            },
+            _ => error,
+        }
     }
 
     /// Asks for the beginning of the next segment, where all of this one was asked for.
@@ -454,7 +489,7 @@ impl Reader {
     fn damage(&self, shared: &Shared, cursor: Cursor, flaw: Flaw, visible: u64) -> Error {
         let Some(log) = &self.log else { unreachable!("the record was looked up") };
         let Cursor { offset, position, .. } = cursor;
-        match log.segment.locate_past_lies(&*shared.disk, &*log.file, offset, visible) {
+        match log.segment.locate(&*shared.disk, &*log.file, offset, visible) {
             Ok(_) => Error::Damaged { path: log.segment.path(Kind::Log), position, offset, flaw },
             Err(error) => missing_or(shared, &log.segment, offset, error),
         }
@@ -462,7 +497,7 @@ impl Reader {
 }
 
 /// Bytes that a look-up reads where the index does not tell how many there are to the record behind.
-const LOOK_BYTES: u64 = 4096;
+pub(super) const LOOK_BYTES: u64 = 4096;
 
 /// Where a segment ends before `offset` and another begins behind it, records are missing, not damaged.
 fn missing_or(shared: &Shared, segment: &Segment, offset: u64, error: Error) -> Error {
@@ -471,40 +506,5 @@ fn missing_or(shared: &Shared, segment: &Segment, offset: u64, error: Error) -> 
             Error::RecordsMissing { path: shared.dir.to_path_buf(), from: *from, to: next.base() }
         }
         _ => error,
-    }
-}
-
-/// Reads the one record `offset`.
-pub(super) fn read_one(shared: &Shared, offset: u64) -> Result<OwnedRecord> {
-    shared.check_open()?;
-    let up_to = Visibility::Durable;
-    let range = up_to.check(shared, offset)?;
-    if offset == range.end {
-        return Err(Error::OffsetOutOfRange { offset, first: range.start, next: range.end });
-    }
-    let segment = shared.segment_of(offset).expect("an offset in range lies behind the first base");
-    let log = segment.open_log(&*shared.disk)?;
-    let end = up_to.end_of(&segment);
-    let path = segment.path(Kind::Log);
-    let at = |position: u64| -> Result<Result<OwnedRecord, Flaw>> {
-        let mut header = [0; HEADER_BYTES];
-        read_exact_at(&*log, &mut header, position).map_err(Error::io("read", &path))?;
-        let header = match Header::check(&header, end - position, offset) {
-            Ok(header) => header,
-            Err(flaw) => return Ok(Err(flaw)),
-        };
-        let mut bytes = vec![0; to_usize(header.record_bytes())];
-        read_exact_at(&*log, &mut bytes, position).map_err(Error::io("read", &path))?;
-        Ok(OwnedRecord::decode(bytes, offset))
-    };
-    let position = segment.locate(&*shared.disk, &*log, offset, end).map_err(|error| missing_or(shared, &segment, offset, error))?;
-    match at(position)? {
-        Ok(record) => Ok(record),
-        // The place may have come from an index that lies.
-        Err(flaw) => {
-            let place =
-                if guard::stands(Guard::IndexesAreHints) { segment.locate_past_lies(&*shared.disk, &*log, offset, end)? } else { position };
-            at(place)?.map_err(|_| Error::Damaged { path: path.clone(), position: place, offset, flaw })
-        }
     }
 }

@@ -152,8 +152,7 @@ impl Tail {
     /// [`Error::OffsetOutOfRange`], as for [`Partition::tail`]; the tail stays where it was.
     pub fn seek(&mut self, offset: u64) -> Result<()> {
         self.visibility.check(&self.shared, offset)?;
-        self.position = offset;
-        self.ahead.clear();
+        self.go_on_from(offset);
         Ok(())
     }
 
@@ -164,9 +163,18 @@ impl Tail {
     /// As for that.
     pub fn skip_damaged(&mut self) -> Result<Skipped> {
         let skipped = self.reader.skip_damaged(self.position).map_err(|error| closed_or(&self.shared, error))?;
-        self.position = skipped.records.end;
-        self.ahead.clear();
+        self.go_on_from(skipped.records.end);
         Ok(skipped)
+    }
+
+    fn go_on_from(&mut self, offset: u64) {
+        self.position = offset;
+        self.ahead.clear();
+        // Nothing was asked for from there on yet.
+        if let Some(event) = &self.event {
+            event.place.leave();
+            event.shown.0.raise();
+        }
     }
 
     /// The partition that is read.

@@ -49,7 +49,7 @@ pub(crate) struct Anchors<'a> {
 }
 
 impl<'a> Anchors<'a> {
-    /// Those of records before byte `end` of `log`.
+    /// Those of records before byte `end` of `log`, as far as nobody cut it.
     pub(crate) fn new(disk: &dyn Disk, segment: &Segment, log: &'a dyn File, end: u64) -> Self {
         let pending = segment.pending().iter().map(|entry| Place { offset: entry.offset, position: entry.position }).collect();
         let path = segment.path(Kind::Index);
@@ -63,11 +63,17 @@ impl<'a> Anchors<'a> {
                 (None, 0)
             }
         };
+        let end = log.len().map_or(end, |len| end.min(len));
         Self { log, path: segment.path(Kind::Log), base: segment.base(), end, index, in_file, pending }
     }
 
+    /// One past the last byte of the log that counts and is there.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
     /// Finds the position of the record `offset`, which lies before the end, by a walk from the anchor before it, or else by an entry of its own that
-    /// leads to its number. The record itself may be damaged.
+    /// leads to its number: the record itself may be damaged. Behind a damage it is found as [`Self::next_whole`] finds it.
     ///
     /// # Errors
     /// [`Error::Damaged`] with the first place behind the anchor where the walk meets something that is not the next record.
@@ -75,7 +81,13 @@ impl<'a> Anchors<'a> {
         let from = self.last_before(offset)?;
         let walked = walk(self.log, &self.path, (from.offset, from.position), offset, self.end);
         match walked {
-            Err(error @ Error::Damaged { .. }) => self.own_entry(offset)?.ok_or(error),
+            Err(error @ Error::Damaged { .. }) => match self.own_entry(offset)? {
+                Some(position) => Ok(position),
+                None => {
+                    let place = self.next_whole(offset, u64::MAX)?.place.filter(|place| place.offset == offset);
+                    place.map(|place| place.position).ok_or(error)
+                }
+            },
             result => result,
         }
     }

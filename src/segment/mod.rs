@@ -18,7 +18,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::to_usize;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -104,59 +103,13 @@ impl Segment {
         disk.open(&path, Open::READ).map_err(Error::io("open", &path))
     }
 
-    /// Finds the position of the record `offset`, which lies before byte `end` of `log`.
-    ///
-    /// The index is a hint: what it leads to must be a record with the entry's offset, and a scan leads from there to
-    /// the record asked for. Where it fails, [`Self::locate_past_lies`] decides.
-    ///
-    /// # Errors
-    /// As for that.
-    pub(crate) fn locate(&self, disk: &dyn Disk, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
-        let path = self.path(Kind::Log);
-        if let Some(hint) = self.hint(disk, offset) {
-            match walk(log, &path, hint, offset, end) {
-                _ if hint.0 == offset && !guard::stands(Guard::IndexesAreHints) => return Ok(hint.1),
-                Ok(position) => return Ok(position),
-                Err(Error::Damaged { position, .. }) if position == hint.1 => {
-                    let path = self.path(Kind::Index);
-                    tracing::warn!(path = %path.display(), "the index is wrong at offset {}; scanning the segment instead", hint.0);
-                }
-                // The scan tells whether what it led to was right.
-                Err(_) => {}
-            }
-        }
-        self.locate_past_lies(disk, log, offset, end)
-    }
-
-    /// [`Self::locate`] where the index is not believed: by a scan from the last of its entries that leads to a whole record, else from the
-    /// start of the segment.
+    /// Finds the position of the record `offset`, which lies before byte `end` of `log`, without believing the index: by a scan from the last of its
+    /// entries that leads to a whole record, else from the start of the segment.
     ///
     /// # Errors
     /// [`Error::Damaged`] where the scan meets something that is not the next record.
-    pub(crate) fn locate_past_lies(&self, disk: &dyn Disk, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
+    pub(crate) fn locate(&self, disk: &dyn Disk, log: &dyn File, offset: u64, end: u64) -> Result<u64> {
         Anchors::new(disk, self, log, end).locate(offset)
-    }
-
-    /// The last indexed record at or before `offset`, as offset and position; none if the index does not help.
-    fn hint(&self, disk: &dyn Disk, offset: u64) -> Option<(u64, u64)> {
-        {
-            let pending = self.pending();
-            let behind = pending.partition_point(|entry| entry.offset <= offset);
-            if let Some(entry) = pending[..behind].last() {
-                return Some((entry.offset, entry.position));
-            }
-        }
-        let path = self.path(Kind::Index);
-        let found = disk.open(&path, Open::READ).and_then(|file| index::lookup(&*file, self.base, offset));
-        match found {
-            Ok(hint) => hint,
-            Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    tracing::warn!(%error, path = %path.display(), "the index cannot be read; scanning the segment instead");
-                }
-                None
-            }
-        }
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Merged {
     next: BinaryHeap<Reverse<(u64, u32)>>,
     /// The partitions whose next record was not looked at yet.
     owed: Vec<u32>,
+    /// Whether the last of those could not be looked at.
+    failed: bool,
     over: bool,
 }
 
@@ -58,7 +60,7 @@ impl Topic {
             let span = Span::new(&mut reader, times)?;
             sources.push((reader, span));
         }
-        Ok(Merged { sources, next: BinaryHeap::new(), owed: (0..self.num_partitions()).collect(), over: false })
+        Ok(Merged { sources, next: BinaryHeap::new(), owed: (0..self.num_partitions()).collect(), failed: false, over: false })
     }
 }
 
@@ -71,6 +73,7 @@ impl Merged {
     /// # Errors
     /// As for [`Reader::read`]. No record was lost: the next call tries the same again, and [`Self::skip_damaged`] leads past a damage.
     pub fn next_record(&mut self) -> Result<Option<(u32, OwnedRecord)>> {
+        self.failed = true;
         while let Some(&partition) = self.owed.last() {
             let (reader, span) = &mut self.sources[to_usize(partition.into())];
             if let Some(record) = span.peek(reader)? {
@@ -78,6 +81,7 @@ impl Merged {
             }
             self.owed.pop();
         }
+        self.failed = false;
         let Some(Reverse((_, partition))) = self.next.pop() else { return Ok(None) };
         self.owed.push(partition);
         let (reader, span) = &mut self.sources[to_usize(partition.into())];
@@ -91,7 +95,7 @@ impl Merged {
     /// As for that.
     pub fn skip_damaged(&mut self) -> Result<Option<(u32, Skipped)>> {
         self.over = false;
-        let Some(&partition) = self.owed.last() else { return Ok(None) };
+        let Some(&partition) = self.owed.last().filter(|_| self.failed) else { return Ok(None) };
         let (reader, span) = &mut self.sources[to_usize(partition.into())];
         Ok(Some((partition, span.skip_damaged(reader)?)))
     }

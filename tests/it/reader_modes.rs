@@ -445,30 +445,63 @@ fn each_of_several_damaged_records_is_named_by_its_own_place() {
     });
 }
 
+/// Cut before it is opened, and while it is open.
 #[test]
-fn behind_the_end_of_a_log_that_was_cut_there_is_an_error() {
+fn a_log_that_was_cut_is_read_up_to_there_and_behind_is_an_error() {
     each_backend(|backend| {
         let (_data, original) = data_with("interval-4096-segment-270");
-        let len = Target::number(&original, 1).end as u64;
-        for cut in 0..len {
+        let records = Target::number(&original, 1).records;
+        let cuts = records.iter().flat_map(|record| [0, 1, 27, 28, record.bytes() - 1].map(|kept| record.position + kept));
+        for (cut, while_open) in cuts.flat_map(|cut| [(cut, false), (cut, true)]) {
             let (data, dir) = data_with("interval-4096-segment-270");
             let target = Target::number(&dir, 1);
-            fs::File::options().write(true).open(&target.log).unwrap().set_len(cut).unwrap();
+            let cut_it = || fs::File::options().write(true).open(&target.log).unwrap().set_len(cut).unwrap();
+            if !while_open {
+                cut_it();
+            }
             let broker = open(data.path(), backend, &small());
             let partition = partition_of(&broker);
+            if while_open {
+                cut_it();
+            }
+            let (first, last) = (target.base, target.records.last().unwrap().offset);
+            let whole = target.records.iter().filter(|record| record.end() <= cut).count() as u64;
             // The checks of lengths are alike in pieces of every size, and for all that is visible.
             for way in ways().into_iter().filter(|way| way.piece_bytes == 4097 && way.visibility == Visibility::Durable) {
+                let told = format!("a log cut at {cut}, {while_open}, {way:?}");
                 let mut reader = partition.reader_with(way.clone()).unwrap();
                 for record in &target.records {
-                    let read = reader.read_one(record.offset).map(|read| read.offset);
-                    let told = format!("{} of a log cut at {cut}, {way:?}: {read:?}", record.offset);
-                    match read {
-                        Ok(offset) => assert!(offset == record.offset && record.end() <= cut, "{told}"),
-                        Err(Error::Damaged { .. } | Error::RecordsMissing { .. }) => assert!(record.end() > cut, "{told}"),
-                        Err(_) => panic!("{told}"),
+                    match reader.read_one(record.offset).map(|read| read.offset) {
+                        Ok(offset) => assert!(offset == record.offset && record.end() <= cut, "{offset} of {told}"),
+                        Err(error) => assert!(error.is_damage() && record.end() > cut, "{error} at {} of {told}", record.offset),
                     }
+                    assert_eq!(partition.read_one(record.offset).is_ok(), record.end() <= cut, "{told}");
                 }
+                let (rows, error) = read_from(&mut reader, first, 1000);
+                assert!(rows.len() as u64 == whole && error.is_some_and(|error| error.is_damage()), "{told}");
+                assert_eq!(reader.skip_damaged(first + whole).unwrap().records, first + whole..last + 1, "{told}");
+                assert_eq!(read_from(&mut reader, last + 1, 1000).0.first().map(|row| row.offset), Some(last + 1), "{told}");
+                assert_eq!((reader.offset_for_time(0).unwrap(), reader.offset_for_time(u64::MAX).unwrap()), (0, partition.durable_end()));
             }
         }
     });
+}
+
+#[test]
+fn settings_out_of_range_are_refused() {
+    let (data, _) = data_with(DEMO);
+    let broker = open(data.path(), Backend::Auto, &small());
+    let partition = partition_of(&broker);
+    for mode in [ReadMode::Buffered, ReadMode::Direct] {
+        for (piece_bytes, read_ahead, setting) in
+            [(usize::MAX, 0, "piece_bytes"), ((1 << 30) + 1, 0, "piece_bytes"), (1, usize::MAX, "read_ahead"), (1, 257, "read_ahead")]
+        {
+            let refused = partition.reader_with(ReaderConfig { mode, piece_bytes, read_ahead, ..ReaderConfig::default() }).unwrap_err();
+            assert!(matches!(refused, Error::InvalidConfig { name, .. } if name == setting), "{refused}");
+        }
+        for (piece_bytes, read_ahead) in [(0, 0), (1, ReaderConfig::MAX_READ_AHEAD)] {
+            let config = ReaderConfig { mode, piece_bytes, read_ahead, ..ReaderConfig::default() };
+            assert_eq!(read_from(&mut partition.reader_with(config).unwrap(), 0, 1000).0.len(), 36);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use sapwood::{Backend, Error, Partition, ReadMode, Reader, ReaderConfig, Skipped, TopicConfig};
+use sapwood::{Backend, Partition, ReadMode, Reader, ReaderConfig, Skipped, TopicConfig};
 
 use crate::damage::{self, Target};
 use crate::format::{self, BASE_TIME, Content, Layout, encode};
@@ -82,21 +82,36 @@ fn a_damaged_record_alone_is_passed_over() {
     });
 }
 
+/// Where one record is damaged, the others are found by their numbers, however far the index has its entries apart.
 #[test]
-fn whole_records_behind_a_damage_are_found_without_an_index_by_who_asks_for_them() {
+fn records_on_both_sides_of_a_damaged_one_are_read_by_their_offsets() {
     each_backend(|backend| {
-        let (data, dir) = data_with_demo(36, Layout { segment_bytes: 270, ..Layout::default() });
-        let broker = open(data.path(), backend, &small());
-        let partition = partition_of(&broker);
-        let target = Target::number(&dir, 2);
-        target.damage("flip-value-byte", target.middle());
-        damage::apply_to(&dir, "missing-index", 2);
-        for mut reader in readers(&partition) {
-            // The place of 17 cannot be looked up, but told.
-            let error = reader.read(17, 1).map(drop).unwrap_err();
-            assert!(matches!(error, Error::Damaged { offset: 15, position: 135, .. }), "{error}");
-            assert_eq!(reader.skip_damaged(17).unwrap(), Skipped { records: 17..17, bytes: 0 });
-            assert_eq!(reader.read_one(17).unwrap().value, b"value-00017");
+        for (name, _) in RECORDS.into_iter().filter(|(name, _)| SIZE_STAYS.contains(name)) {
+            for (index_interval, missing) in [(1, false), (2, false), (3, false), (4096, false), (1, true)] {
+                let (data, dir) = data_with_demo(36, Layout { segment_bytes: 270, index_interval, ..Layout::default() });
+                let broker = open(data.path(), backend, &TopicConfig { index_interval: index_interval as u32, ..small() });
+                let partition = partition_of(&broker);
+                let (target, all) = (Target::number(&dir, 2), rows_of(&format::demo(36), 0));
+                target.damage(name, target.middle());
+                if missing {
+                    damage::apply_to(&dir, "missing-index", 2);
+                }
+                for mut reader in readers(&partition) {
+                    for row in all.iter().rev() {
+                        let told = format!("{name} at {}, {} of interval {index_interval}", target.middle().offset, row.offset);
+                        let passed = reader.skip_damaged(row.offset).unwrap().records;
+                        assert_eq!(passed.is_empty(), row.offset != target.middle().offset, "{told}: {passed:?}");
+                        let alone = partition.read_one(row.offset).map(Row::from);
+                        let read = reader.read_one(row.offset).map(Row::from);
+                        for read in [alone, read] {
+                            match read {
+                                Ok(read) => assert!(row.offset != target.middle().offset && read == *row, "{told}: {read:?}"),
+                                Err(error) => assert!(row.offset == target.middle().offset && error.is_damage(), "{told}: {error}"),
+                            }
+                        }
+                    }
+                }
+            }
         }
     });
 }

@@ -248,6 +248,11 @@ fn a_descriptor_is_readable_unless_there_was_nothing() {
         assert!(!readable(&event, false));
         assert!(tail.next_batch(1, Some(Duration::from_millis(5))).unwrap().is_none());
         assert!(!readable(&event, false));
+        // From another place nothing was asked for yet.
+        tail.seek(2).unwrap();
+        assert!(readable(&event, false));
+        assert_eq!(tail.records(NO_TIME).count(), 2);
+        assert!(!readable(&event, false));
         broker.close().unwrap();
         assert!(readable(&event, true));
         assert!(tail.next_batch(100, NO_TIME).unwrap_err().is_closed());

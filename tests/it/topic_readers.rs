@@ -122,7 +122,10 @@ fn a_merge_goes_past_damage_by_name_alone() {
         loop {
             match merged.next_record() {
                 Ok(None) => break,
-                Ok(Some((partition, record))) => rows.push((partition, Row::from(record))),
+                Ok(Some((partition, record))) => {
+                    rows.push((partition, Row::from(record)));
+                    assert_eq!(merged.skip_damaged().unwrap(), None);
+                }
                 Err(error) => {
                     assert!(error.is_damage(), "{error}");
                     assert_eq!(merged.next_record().unwrap_err().to_string(), error.to_string());

@@ -70,7 +70,7 @@ impl Reader {
             let NextWhole { place, damaged_from } = anchors.next_whole(offset.max(base), next.as_ref().map_or(end, |next| next.base()))?;
             // What lies behind the beginning of the next segment is not this one's.
             let place = place.filter(|place| place.offset < end && next.as_ref().is_none_or(|next| place.offset < next.base()));
-            let until = place.map_or(visible, |place| place.position);
+            let until = place.map_or(anchors.end(), |place| place.position);
             bytes += damaged_from.map_or(0, |from| until - from);
             if let Some(place) = place {
                 self.cursor = Some(Cursor { offset: place.offset, base, position: place.position, is_hint: false });
