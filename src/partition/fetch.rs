@@ -198,13 +198,13 @@ impl Fetcher {
             return Ok(Piece { base, start: from, end: from + to_u64(copied), at, buffer });
         }
         if self.asked.front().is_some_and(|asked| asked.base == base && (asked.start..asked.end).contains(&from)) {
-            self.free.push(buffer);
+            self.take_back(buffer);
             let asked = self.wait_for_first(log)?;
             return self.piece_of(log, asked, from);
         }
         // What was asked for of elsewhere would stand before all that is asked for from here on.
         if let Err(error) = self.drop_asked(log) {
-            self.free.push(buffer);
+            self.take_back(buffer);
             return Err(error);
         }
         let (read, start, at) = match &log.direct {
@@ -217,7 +217,7 @@ impl Fetcher {
         let there = match read.and_then(|read| beyond(from, start + to_u64(read))) {
             Ok(there) => there,
             Err(error) => {
-                self.free.push(buffer);
+                self.take_back(buffer);
                 return Err(Error::io("read", &log.segment.path(Kind::Log))(error));
             }
         };
@@ -229,7 +229,7 @@ impl Fetcher {
         match result.and_then(|read| beyond(from, asked.start + to_u64(read))) {
             Ok(there) => Ok(Piece { base: asked.base, start: asked.start, end: there.min(asked.end), at: self.piece_bytes, buffer }),
             Err(error) => {
-                self.free.push(buffer);
+                self.take_back(buffer);
                 self.drop_asked(log)?;
                 tracing::debug!(from, "a read ahead failed");
                 Err(Error::io("read", &log.segment.path(Kind::Log))(error))
@@ -272,14 +272,21 @@ impl Fetcher {
         if self.free.is_empty() {
             self.drop_asked(log)?;
         }
-        Ok(self.free.pop().expect("at most one piece is in hand, and what was asked for came back"))
+        match self.free.pop() {
+            Some(buffer) => Ok(buffer),
+            None => Buffer::new(2 * self.piece_bytes).map_err(Error::io("find memory to read", &log.segment.path(Kind::Log))),
+        }
     }
 
     /// The memory of a piece that is read no more.
     pub(super) fn give_back(&mut self, piece: Piece) {
-        // A record larger than the others' memory had its own.
-        if piece.buffer.len() == 2 * self.piece_bytes {
-            self.free.push(piece.buffer);
+        self.take_back(piece.buffer);
+    }
+
+    /// A record larger than the others' memory had its own, and a ring that fails may keep a buffer and give another one back.
+    fn take_back(&mut self, buffer: Buffer) {
+        if buffer.len() == 2 * self.piece_bytes {
+            self.free.push(buffer);
         }
     }
 
@@ -303,7 +310,7 @@ impl Fetcher {
     pub(super) fn drop_asked(&mut self, log: &Log) -> Result<()> {
         while !self.asked.is_empty() {
             let asked = self.wait_for_first(log)?;
-            self.free.extend(asked.done.map(|done| done.buffer));
+            asked.done.into_iter().for_each(|done| self.take_back(done.buffer));
         }
         Ok(())
     }

@@ -187,6 +187,12 @@ impl Shared {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed { path: self.dir.to_path_buf() }) } else { Ok(()) }
     }
 
+    /// What was found in the files, unless the topic was deleted meanwhile: then an error is no failure of the device, and a record may be one of a
+    /// topic that was made under the same name.
+    fn if_still_open<T>(&self, found: Result<T>) -> Result<T> {
+        self.check_open().and(found)
+    }
+
     /// How the writer's memory is made: how many regions of how many bytes. Two are commits', the one that is written and the
     /// one that is filled, the rest keeps what was written.
     fn regions(&self) -> (usize, usize) {

@@ -233,6 +233,7 @@ impl Reader {
     /// - [`Error::Damaged`] if the record at `offset` is none any more; the ones before it were returned by earlier reads,
     ///   and those behind it can be read by their offsets.
     /// - [`Error::RecordsMissing`] if a segment is missing there.
+    /// - [`Error::Io`] if the log cannot be read.
     /// - [`Error::Closed`] once the broker was closed or the topic deleted.
     pub fn read(&mut self, offset: u64, max_bytes: usize) -> Result<Records<'_>> {
         self.read_before(offset, max_bytes, u64::MAX)
@@ -247,7 +248,7 @@ impl Reader {
             return Ok(Records::new(&[], offset, 0));
         }
         let found = self.find(&shared, offset, to_u64(max_bytes), end);
-        let (count, bytes) = found.inspect_err(|_| self.cursor = None)?;
+        let (count, bytes) = shared.if_still_open(found).inspect_err(|_| self.cursor = None)?;
         let Some(cursor) = &mut self.cursor else { unreachable!("records were found there") };
         let (base, position) = (cursor.base, cursor.position);
         // Lengths that were not verified may lead astray.

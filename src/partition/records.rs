@@ -103,11 +103,18 @@ impl OwnedRecord {
     }
 }
 
+impl Record<'_> {
+    /// The record with memory of its own, to outlive the read: copies key and value.
+    pub fn to_owned(&self) -> OwnedRecord {
+        let bytes = Bytes::from([self.key, self.value].concat());
+        let (key, value) = (bytes.slice(..self.key.len()), bytes.slice(self.key.len()..));
+        OwnedRecord { offset: self.offset, timestamp: self.timestamp, key, value }
+    }
+}
+
 impl From<Record<'_>> for OwnedRecord {
-    /// Copies key and value.
+    /// [`Record::to_owned`].
     fn from(record: Record<'_>) -> Self {
-        let bytes = Bytes::from([record.key, record.value].concat());
-        let (key, value) = (bytes.slice(..record.key.len()), bytes.slice(record.key.len()..));
-        Self { offset: record.offset, timestamp: record.timestamp, key, value }
+        record.to_owned()
     }
 }

@@ -116,7 +116,7 @@ impl Tail {
         if !self.wait(timeout)? {
             return Ok(None);
         }
-        let records = self.reader.read(self.position, max_bytes).map_err(|error| closed_or(&self.shared, error))?;
+        let records = self.reader.read(self.position, max_bytes)?;
         self.position = records.next_offset();
         Ok(Some(records))
     }
@@ -162,7 +162,7 @@ impl Tail {
     /// # Errors
     /// As for that.
     pub fn skip_damaged(&mut self) -> Result<Skipped> {
-        let skipped = self.reader.skip_damaged(self.position).map_err(|error| closed_or(&self.shared, error))?;
+        let skipped = self.reader.skip_damaged(self.position)?;
         self.go_on_from(skipped.records.end);
         Ok(skipped)
     }
@@ -304,7 +304,7 @@ impl Tail {
     }
 
     fn read_ahead(&mut self) -> Result<()> {
-        let records = self.reader.read(self.position, AHEAD_BYTES).map_err(|error| closed_or(&self.shared, error))?;
+        let records = self.reader.read(self.position, AHEAD_BYTES)?;
         self.ahead.extend(records.iter().map(OwnedRecord::from));
         Ok(())
     }
@@ -314,11 +314,6 @@ impl Tail {
         self.position = record.offset + 1;
         Some(record)
     }
-}
-
-/// What a read met of a topic that was being deleted is no failure of the device.
-fn closed_or(shared: &Shared, error: Error) -> Error {
-    shared.check_open().err().unwrap_or(error)
 }
 
 /// Iterates over the records of a [`Tail`] as they come: see [`Tail::records`].

@@ -17,7 +17,7 @@ use super::scan::{Scanner, Step};
 use super::{Kind, Segment, walk};
 use crate::error::{Error, Result};
 use crate::io::{Disk, File, Open, is_no_file};
-use crate::record::{to_u64, to_usize};
+use crate::record::{HEADER_BYTES, to_u64, to_usize};
 
 /// A record, and where it begins in its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,8 @@ impl<'a> Anchors<'a> {
             }
         };
         let end = log.len().map_or(end, |len| end.min(len));
+        // More entries than the log has room for records cannot be right, however long somebody made the file.
+        let in_file = in_file.min(end / to_u64(HEADER_BYTES));
         Self { log, path: segment.path(Kind::Log), base: segment.base(), end, index, in_file, pending }
     }
 

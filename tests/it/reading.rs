@@ -1,9 +1,11 @@
 //! Reading: from any offset, across segments, by exactly as many bytes as asked, records of every size.
 
-use sapwood::{Backend, Error, ReaderConfig, TopicConfig, Visibility};
+use sapwood::io::sim::OpKind;
+use sapwood::{Backend, Error, Reader, ReaderConfig, Tail, TopicConfig, Visibility};
 
 use crate::format::{self, Layout, segment_bases};
 use crate::oracle::assert_closed;
+use crate::sim;
 use crate::support::{
     Row, TOPIC, append, assert_in_order, batch, contents, create, data_with_demo, each_backend, open, partition_dir, partition_of,
     read_all, read_up_to, rows_of, scratch, segments_of, small,
@@ -385,4 +387,42 @@ fn a_partition_without_records_reads_as_its_end() {
         let broker = open(data.path(), backend, &small());
         check(&partition_of(&broker));
     });
+}
+
+/// A read that has begun when its topic is deleted, and perhaps made again under the same name, gets nothing of either.
+#[test]
+fn what_is_read_of_a_topic_that_is_deleted_meanwhile_is_closed() {
+    type Way = fn(&sapwood::Partition, Reader, Tail) -> Result<(), Error>;
+    let ways: [Way; 6] = [
+        |_, mut reader, _| reader.read(7, 1).map(drop),
+        |_, mut reader, _| reader.read_one(7).map(drop),
+        |_, mut reader, _| reader.skip_damaged(7).map(drop),
+        |_, mut reader, _| reader.offset_for_time(u64::MAX).map(drop),
+        |_, _, mut tail| tail.next_record(None).map(drop),
+        |partition, _, _| partition.read_one(7).map(drop),
+    ];
+    for (again, way) in [false, true].into_iter().flat_map(|again| ways.map(|way| (again, way))) {
+        // Nothing of what was written is in memory, so the log must be opened.
+        let config = TopicConfig { tail_bytes: 0, ..segments_of(300) };
+        let (sim, broker, partition) = sim::create(1, &config);
+        let fill = |partition: &sapwood::Partition| {
+            for number in 0..9 {
+                append(partition, b"", &[number; 72]);
+            }
+        };
+        fill(&partition);
+        let (reader, tail) = (partition.reader().unwrap(), partition.tail(7).unwrap());
+        let hold = sim.hold(OpKind::Open, Some("00000000000000000006.log"));
+        let read = std::thread::scope(|scope| {
+            let reading = scope.spawn(|| way(&partition, reader, tail));
+            hold.wait_until_held();
+            broker.delete_topic(TOPIC).unwrap();
+            if again {
+                fill(&broker.create_topic(TOPIC, config).unwrap().partition(0).unwrap());
+            }
+            hold.release();
+            reading.join().unwrap()
+        });
+        assert!(matches!(&read, Err(error) if error.is_closed()), "{read:?}");
+    }
 }

@@ -37,6 +37,8 @@ impl TimeBounds {
 
 impl Reader {
     /// The records with timestamps in that range, in nanoseconds since 1970-01-01 UTC, up to the end that the log has now: `reader.read_range(from..)`.
+    /// It reads all from the first record that is in the range or behind it to the last one before the first that is behind it, which are
+    /// the same unless another program wrote timestamps that go back.
     ///
     /// ```
     /// # fn main() -> sapwood::Result<()> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Cursor, LOOK_BYTES, Reader};
 use crate::error::Result;
+use crate::partition::Shared;
 use crate::segment::{Anchors, NextWhole};
 
 /// What a reader passed over: see [`Reader::skip_damaged`].
@@ -58,13 +59,18 @@ impl Reader {
         shared.check_open()?;
         let end = self.config.visibility.check(&shared, offset)?.end;
         self.forget();
+        let found = self.next_whole(&shared, offset, end);
+        shared.if_still_open(found)
+    }
+
+    fn next_whole(&mut self, shared: &Shared, offset: u64, end: u64) -> Result<Skipped> {
         let mut bytes = 0;
         let mut segment = shared.segment_of(offset);
         while let Some(here) = segment.take_if(|segment| segment.base() < end) {
             let base = here.base();
             let next = shared.segment_after(base);
             let visible = self.config.visibility.end_of(&here);
-            self.open(&shared, Arc::clone(&here))?;
+            self.open(shared, Arc::clone(&here))?;
             let Some(log) = &self.log else { unreachable!("opened above") };
             let anchors = Anchors::new(&*shared.disk, &here, &*log.file, visible);
             let NextWhole { place, damaged_from } = anchors.next_whole(offset.max(base), next.as_ref().map_or(end, |next| next.base()))?;

@@ -45,7 +45,7 @@ impl Reader {
         let checksums = mem::replace(&mut self.config.checksums, Checksums::Verified);
         let found = self.search(&shared, time);
         self.config.checksums = checksums;
-        found
+        shared.if_still_open(found)
     }
 
     fn search(&mut self, shared: &Shared, time: u64) -> Result<u64> {
