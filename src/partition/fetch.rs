@@ -241,7 +241,7 @@ impl Fetcher {
     pub(super) fn ask_ahead(&mut self, log: &Log, from: u64, end: u64) {
         let (Some(ring), Some(slot)) = (&mut self.ring, log.slot) else { return };
         let base = log.segment.base();
-        let mut start = self.asked.iter().rev().find(|asked| asked.base == base).map_or(from, |asked| asked.end);
+        let mut start = asked_to(&self.asked, base, from);
         while self.asked.len() < self.ahead && start < end {
             let Some(buffer) = self.free.pop() else { return };
             self.last_token += 1;
@@ -263,9 +263,7 @@ impl Fetcher {
 
     /// Whether all of the log up to `end` was asked for, and more may be.
     pub(super) fn may_ask_beyond(&self, log: &Log, from: u64, end: u64) -> bool {
-        let base = log.segment.base();
-        let asked_to = self.asked.iter().rev().find(|asked| asked.base == base).map_or(from, |asked| asked.end);
-        log.slot.is_some() && asked_to >= end && self.asked.len() < self.ahead
+        log.slot.is_some() && asked_to(&self.asked, log.segment.base(), from) >= end && self.asked.len() < self.ahead
     }
 
     fn take_buffer(&mut self, log: &Log) -> Result<Buffer> {
@@ -345,4 +343,9 @@ impl Fetcher {
 /// Records that were there are gone where somebody cut the file: what is left of them counts, if it is any.
 fn beyond(from: u64, there: u64) -> io::Result<u64> {
     if there > from { Ok(there) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// How far the log of that base was asked for, which is wanted from byte `from` on.
+fn asked_to(asked: &VecDeque<Asked>, base: u64, from: u64) -> u64 {
+    asked.iter().rev().find(|asked| asked.base == base).map_or(from, |asked| asked.end)
 }

@@ -4,6 +4,9 @@ use bytes::Bytes;
 
 use crate::record::{Flaw, HEADER_BYTES, Header, Record, to_usize};
 
+/// Bytes of records that are copied at once where they are asked for one by one.
+pub(super) const AHEAD_BYTES: usize = 64 << 10;
+
 /// Records that were read together, borrowed from their reader's buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Records<'a> {

@@ -12,7 +12,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use super::reader::{Reader, ReaderConfig, Skipped, Visibility};
-use super::records::{OwnedRecord, Records};
+use super::records::{AHEAD_BYTES, OwnedRecord, Records};
 use super::watch::{Place, Watch};
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
@@ -22,9 +22,6 @@ use crate::io::Signal;
 mod stream;
 #[cfg(feature = "async")]
 pub use stream::TailStream;
-
-/// Bytes of records that are copied at once where they are asked for one by one.
-const AHEAD_BYTES: usize = 64 << 10;
 
 /// Reads on from an offset as the log grows. Belongs to one thread at a time, and keeps its partition open. Made by
 /// [`Partition::tail`].

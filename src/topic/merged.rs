@@ -4,13 +4,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::RangeBounds;
 
-use super::Topic;
+use super::{PIECE_BYTES, Topic};
 use crate::error::Result;
 use crate::partition::{OwnedRecord, Reader, ReaderConfig, Skipped, Span, TimeBounds};
 use crate::record::to_usize;
-
-/// Bytes that are read at once from each partition.
-const PIECE_BYTES: usize = 64 << 10;
 
 /// The records of all partitions of a topic by their timestamps, those of the same time by their partitions' numbers: made by [`Topic::merged`].
 ///

@@ -23,6 +23,9 @@ pub use merged::Merged;
 pub(crate) use name::check_name;
 pub use tail::TopicTail;
 
+/// Bytes that a reader of all partitions reads at once from each.
+const PIECE_BYTES: usize = 64 << 10;
+
 /// Where a produced record went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Appended {

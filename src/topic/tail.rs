@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use super::Topic;
+use super::{PIECE_BYTES, Topic};
 use crate::error::{Error, Result};
 use crate::partition::{OwnedRecord, ReaderConfig, Records, Tail, Visibility};
 use crate::record::{to_u64, to_usize};
-
-/// Bytes that are read at once from each partition.
-const PIECE_BYTES: usize = 64 << 10;
 
 /// Reads on in all partitions of a topic as they grow: made by [`Topic::tail`]. Partitions that have something to read take turns, batch by batch;
 /// within each the order is that of its offsets. Belongs to one thread at a time.

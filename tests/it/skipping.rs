@@ -44,6 +44,16 @@ fn read_past_damage(reader: &mut Reader, start: u64, max_bytes: usize) -> (Vec<R
 const SIZE_STAYS: [&str; 7] =
     ["flip-value-byte", "flip-key-byte", "flip-timestamp", "flip-crc", "flip-offset", "keylen-gt-size", "keylen-max"];
 
+/// Damages the record in the middle of the third segment, and takes that one's index away.
+fn damage_one(dir: &Path, name: &str, index_too: bool) -> Target {
+    let target = Target::number(dir, 2);
+    target.damage(name, target.middle());
+    if index_too {
+        damage::apply_to(dir, "missing-index", 2);
+    }
+    target
+}
+
 #[test]
 fn a_damaged_record_alone_is_passed_over() {
     each_backend(|backend| {
@@ -52,12 +62,8 @@ fn a_damaged_record_alone_is_passed_over() {
             for (index_interval, missing, leads) in [(1, false, true), (2, false, true), (3, false, false), (1, true, false)] {
                 let (data, dir) = data_with_demo(36, Layout { segment_bytes: 270, index_interval, ..Layout::default() });
                 let broker = open(data.path(), backend, &TopicConfig { index_interval: index_interval as u32, ..small() });
-                let partition = partition_of(&broker);
-                let (target, all) = (Target::number(&dir, 2), rows_of(&format::demo(36), 0));
-                target.damage(name, target.middle());
-                if missing {
-                    damage::apply_to(&dir, "missing-index", 2);
-                }
+                let (partition, all) = (partition_of(&broker), rows_of(&format::demo(36), 0));
+                damage_one(&dir, name, missing);
                 // Records 12 to 17 lie there, 15 is damaged.
                 let last = if leads || SIZE_STAYS.contains(&name) { 15 } else { 17 };
                 let expected = Skipped { records: 15..last + 1, bytes: 45 * (last - 14) };
@@ -90,12 +96,8 @@ fn records_on_both_sides_of_a_damaged_one_are_read_by_their_offsets() {
             for (index_interval, missing) in [(1, false), (2, false), (3, false), (4096, false), (1, true)] {
                 let (data, dir) = data_with_demo(36, Layout { segment_bytes: 270, index_interval, ..Layout::default() });
                 let broker = open(data.path(), backend, &TopicConfig { index_interval: index_interval as u32, ..small() });
-                let partition = partition_of(&broker);
-                let (target, all) = (Target::number(&dir, 2), rows_of(&format::demo(36), 0));
-                target.damage(name, target.middle());
-                if missing {
-                    damage::apply_to(&dir, "missing-index", 2);
-                }
+                let (partition, all) = (partition_of(&broker), rows_of(&format::demo(36), 0));
+                let target = damage_one(&dir, name, missing);
                 for mut reader in readers(&partition) {
                     for row in all.iter().rev() {
                         let told = format!("{name} at {}, {} of interval {index_interval}", target.middle().offset, row.offset);

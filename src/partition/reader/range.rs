@@ -5,10 +5,7 @@ use std::ops::{Bound, Range, RangeBounds};
 
 use super::{Reader, Skipped};
 use crate::error::Result;
-use crate::partition::records::{OwnedRecord, Records};
-
-/// Bytes of records that are copied at once where they are asked for one by one.
-const AHEAD_BYTES: usize = 64 << 10;
+use crate::partition::records::{AHEAD_BYTES, OwnedRecord, Records};
 
 /// From which time on, and before which.
 #[derive(Debug, Clone, Copy)]
