@@ -10,6 +10,9 @@ use crate::io::Backend;
 /// Partitions of a topic at most, and one past the largest number of one.
 pub(crate) const MAX_PARTITIONS: u32 = 1 << 16;
 
+/// The longest time that a record or a segment may be kept for: 100 years, in milliseconds.
+const MAX_AGE_MS: u64 = 100 * 365 * 24 * 3_600_000;
+
 /// How a [`Broker`](crate::Broker) works on this machine. Not stored.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BrokerConfig {
@@ -105,6 +108,16 @@ pub struct TopicConfig {
     /// A record that does not fit in what is left of a segment opens a new one; a larger record gets one of its own.
     /// Bytes. Default 1 GiB, minimum 1, maximum 2^62.
     pub segment_bytes: u64,
+    /// A segment takes no more records once its first one is so old, also where no more come: the next one begins then. One hour is a common
+    /// choice; it bounds how long [`Self::retention_age`] is late. Measured by a clock that never jumps while the partition is open. Default none: by
+    /// size alone. Minimum 1 ms, maximum 100 years.
+    pub segment_age: Option<Duration>,
+    /// Segments whose newest record is older than this go, oldest first: see [`Broker::enforce_retention`](crate::Broker::enforce_retention).
+    /// Default none: no segment goes by its age. Minimum 1 ms, maximum 100 years.
+    pub retention_age: Option<Duration>,
+    /// Segments go, oldest first, while all logs of a partition together are larger than this; the one that takes the appends stays. Bytes, for each
+    /// partition. Default none: no segment goes by size.
+    pub retention_bytes: Option<u64>,
     /// How much of a segment is allocated on the device ahead of the records, and again when that is used up.
     /// Bytes. Default 64 MiB, minimum 4 KiB, maximum 2^40. Never past the end of the segment.
     pub preallocate_bytes: u64,
@@ -139,6 +152,9 @@ impl Default for TopicConfig {
         Self {
             partitions: 1,
             segment_bytes: 1 << 30,
+            segment_age: None,
+            retention_age: None,
+            retention_bytes: None,
             preallocate_bytes: 64 << 20,
             index_interval: 1,
             durability: Durability::Durable,
@@ -165,6 +181,9 @@ impl TopicConfig {
         check("partitions", self.partitions.into(), 1, MAX_PARTITIONS.into())?;
         check("segment_bytes", self.segment_bytes, 1, 1 << 62)?;
         check("preallocate_bytes", self.preallocate_bytes, 1 << 12, 1 << 40)?;
+        for (name, age) in [("segment_age", self.segment_age), ("retention_age", self.retention_age)] {
+            check(name, age.map_or(1, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)), 1, MAX_AGE_MS)?;
+        }
         check("index_interval", self.index_interval.into(), 1, u32::MAX.into())?;
         check("linger_us", self.linger_us, 0, 60_000_000)?;
         check("commit_bytes", self.commit_bytes, 1 << 12, 1 << 30)?;
@@ -226,6 +245,8 @@ mod tests {
             ("segment_bytes", TopicConfig { segment_bytes: 0, ..default() }),
             ("segment_bytes", TopicConfig { segment_bytes: u64::MAX, ..default() }),
             ("preallocate_bytes", TopicConfig { preallocate_bytes: 0, ..default() }),
+            ("segment_age", TopicConfig { segment_age: Some(Duration::from_micros(999)), ..default() }),
+            ("retention_age", TopicConfig { retention_age: Some(Duration::MAX), ..default() }),
             ("index_interval", TopicConfig { index_interval: 0, ..default() }),
             ("linger_us", TopicConfig { linger_us: u64::MAX, ..default() }),
             ("commit_bytes", TopicConfig { commit_bytes: 1, ..default() }),

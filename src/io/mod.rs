@@ -76,6 +76,12 @@ pub trait Disk: Debug + Send + Sync {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>>;
     /// Renames a file or a directory; `AlreadyExists` if the new name is taken.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives a file another name, in the place of whatever regular file has it: that name always stands for the one or for the other, also
+    /// after a crash. `AlreadyExists` or `IsADirectory` if something else has it.
+    fn replace(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives a regular file one more name. `AlreadyExists` if it is taken; `Unsupported` where a file cannot have both: on two file systems,
+    /// or on one that has no such links, or with too many of them.
+    fn link(&self, file: &Path, name: &Path) -> io::Result<()>;
     /// Removes one regular file; `InvalidInput` for what is none, which the engine did not make.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Removes one empty directory.
@@ -162,6 +168,8 @@ pub enum Create {
 pub trait File: Debug + Send + Sync {
     /// Bytes in the file, preallocated ones included.
     fn len(&self) -> io::Result<u64>;
+    /// How many names it has, and when it was changed last.
+    fn details(&self) -> io::Result<Details>;
     /// Reads at most `into.len()` bytes; fewer only at the end of the file or by interruption, 0 at the end.
     /// The bytes of `into` behind those may be overwritten.
     fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<usize>;
@@ -186,6 +194,16 @@ pub trait File: Debug + Send + Sync {
     fn next_data(&self, position: u64) -> io::Result<Option<u64>>;
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// What the file system notes of a file beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Details {
+    /// Its names. A file without one is gone with its last descriptor.
+    pub links: u64,
+    /// When its bytes or its length were changed last, by the kernel's wall clock, in nanoseconds since 1970-01-01 UTC; none if that is not
+    /// told, or was before.
+    pub modified_ns: Option<u64>,
 }
 
 /// The shape of a ring.

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::blocking::BlockingRing;
 use super::uring::{self, UringRing};
-use super::{Backend, Create, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
+use super::{Backend, Create, Details, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
 
 /// The file systems that this process sees.
 #[derive(Debug)]
@@ -133,6 +133,26 @@ impl Disk for OsDisk {
         }
     }
 
+    fn replace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match fs::symlink_metadata(to) {
+            Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(there) if !there.is_file() => return Err(io::ErrorKind::AlreadyExists.into()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::rename(from, to)
+    }
+
+    fn link(&self, file: &Path, name: &Path) -> io::Result<()> {
+        if !fs::symlink_metadata(file)?.is_file() {
+            return Err(not_regular());
+        }
+        match rustix::fs::link(file, name) {
+            Err(Errno::XDEV | Errno::PERM | Errno::MLINK | Errno::OPNOTSUPP | Errno::NOSYS) => Err(io::ErrorKind::Unsupported.into()),
+            result => Ok(result?),
+        }
+    }
+
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         let kind = fs::symlink_metadata(path)?.file_type();
         if kind.is_file() || kind.is_dir() { fs::remove_file(path) } else { Err(not_regular()) }
@@ -217,6 +237,13 @@ struct OsFile(fs::File);
 impl File for OsFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
+    }
+
+    fn details(&self) -> io::Result<Details> {
+        let found = self.0.metadata()?;
+        let (seconds, ns) = (u64::try_from(found.mtime()).ok(), u64::try_from(found.mtime_nsec()).ok());
+        let modified_ns = seconds.and_then(|seconds| seconds.checked_mul(1_000_000_000)?.checked_add(ns?));
+        Ok(Details { links: found.nlink(), modified_ns })
     }
 
     fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<usize> {

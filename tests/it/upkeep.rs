@@ -282,6 +282,12 @@ impl Disk for Overlapping {
     fn rename(&self, from: &Path, to: &Path) -> std::io::Result<()> {
         self.0.rename(from, to)
     }
+    fn replace(&self, from: &Path, to: &Path) -> std::io::Result<()> {
+        self.0.replace(from, to)
+    }
+    fn link(&self, file: &Path, name: &Path) -> std::io::Result<()> {
+        self.0.link(file, name)
+    }
     fn remove_file(&self, path: &Path) -> std::io::Result<()> {
         self.0.remove_file(path)
     }

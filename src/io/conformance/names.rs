@@ -19,6 +19,8 @@ on_every_backend! {
     rename_moves_files_and_directories
     rename_never_replaces
     rename_needs_both_ends
+    replace_takes_the_place_of_a_file
+    link_gives_a_file_one_more_name
     remove_file_takes_the_name_only
     remove_dir_takes_empty_directories_only
     sync_dir_needs_a_directory
@@ -172,6 +174,54 @@ fn rename_never_replaces(disk: &dyn Disk, dir: &Path) {
     assert_eq!(names, ["a", "b", "d", "empty", "full"]);
     assert_eq!((read_all(disk, &dir.join("a")), read_all(disk, &dir.join("b"))), (b"a".to_vec(), b"b".to_vec()));
     assert_eq!(read_all(disk, &dir.join("full/x")), b"x");
+}
+
+fn replace_takes_the_place_of_a_file(disk: &dyn Disk, dir: &Path) {
+    write_new(disk, &dir.join("new"), b"new");
+    disk.replace(&dir.join("new"), &dir.join("free")).unwrap();
+    write_new(disk, &dir.join("old"), b"old");
+    let old = disk.open(&dir.join("old"), Open::READ).unwrap();
+    disk.replace(&dir.join("free"), &dir.join("old")).unwrap();
+    assert_eq!(read_all(disk, &dir.join("old")), b"new");
+    assert_eq!((old.len().unwrap(), old.details().unwrap().links), (3, 0), "who has it open keeps it");
+    assert_eq!(disk.list(dir).unwrap().len(), 1);
+    disk.create_dir(&dir.join("d")).unwrap();
+    for (from, to, expected) in
+        [("old", "d", ErrorKind::IsADirectory), ("missing", "old", ErrorKind::NotFound), ("old", "missing/a", ErrorKind::NotFound)]
+    {
+        assert_eq!(kind(disk.replace(&dir.join(from), &dir.join(to))), expected, "{from} to {to}");
+    }
+    assert_eq!(read_all(disk, &dir.join("old")), b"new");
+    if disk.backend() != "sim" {
+        std::os::unix::fs::symlink(dir.join("old"), dir.join("link")).unwrap();
+        assert_eq!(kind(disk.replace(&dir.join("old"), &dir.join("link"))), ErrorKind::AlreadyExists);
+    }
+}
+
+fn link_gives_a_file_one_more_name(disk: &dyn Disk, dir: &Path) {
+    write_new(disk, &dir.join("a"), b"one");
+    let file = disk.open(&dir.join("a"), Open::WRITE).unwrap();
+    assert_eq!(file.details().unwrap().links, 1);
+    disk.create_dir(&dir.join("d")).unwrap();
+    disk.link(&dir.join("a"), &dir.join("d/b")).unwrap();
+    assert_eq!(file.details().unwrap().links, 2);
+    file.write_at(b"two", 0, false).unwrap();
+    assert_eq!(read_all(disk, &dir.join("d/b")), b"two");
+    disk.remove_file(&dir.join("a")).unwrap();
+    assert_eq!((read_all(disk, &dir.join("d/b")), file.details().unwrap().links), (b"two".to_vec(), 1));
+    disk.remove_file(&dir.join("d/b")).unwrap();
+    assert_eq!(file.details().unwrap().links, 0);
+    write_new(disk, &dir.join("a"), b"");
+    for (of, name, expected) in [
+        ("a", "d", ErrorKind::AlreadyExists),
+        ("a", "a", ErrorKind::AlreadyExists),
+        ("missing", "c", ErrorKind::NotFound),
+        ("a", "missing/c", ErrorKind::NotFound),
+        ("d", "c", ErrorKind::InvalidInput),
+    ] {
+        assert_eq!(kind(disk.link(&dir.join(of), &dir.join(name))), expected, "{of} as {name}");
+    }
+    assert_eq!(disk.list(dir).unwrap().len(), 2);
 }
 
 fn rename_needs_both_ends(disk: &dyn Disk, dir: &Path) {

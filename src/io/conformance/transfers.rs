@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::super::transfer::{Done, Place, Transfers, read_exact_at, read_up_to_at, write_all_at};
-use super::super::{Action, Buffer, Completion, Create, Disk, File, Op, Rejected, Ring, Slot, Token, Waker};
+use super::super::{Action, Buffer, Completion, Create, Details, Disk, File, Op, Rejected, Ring, Slot, Token, Waker};
 use super::{BLOCK, Mode, RING, blocks, in_every_mode, pattern, read_all};
 
 in_every_mode! {
@@ -265,6 +265,10 @@ struct FlakyFile(Shared);
 impl File for FlakyFile {
     fn len(&self) -> io::Result<u64> {
         unreachable!("transfers do not ask for it")
+    }
+
+    fn details(&self) -> io::Result<Details> {
+        unreachable!("transfers do not ask for them")
     }
 
     fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<usize> {

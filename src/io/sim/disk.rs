@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::super::{BLOCK, BlockingRing, Create, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
+use super::super::{BLOCK, BlockingRing, Create, Details, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
 use super::faults::{Call, OpKind};
 use super::ring::SlowRing;
 use super::state::{Grant, Shared, State};
@@ -53,6 +53,21 @@ impl Disk for SimDisk {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let call = Call { to: Some(to), ..Call::new(OpKind::Rename, from) };
         self.perform(&call, |state, _| Ok(state.tree.rename(from, to)?))
+    }
+
+    fn replace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let call = Call { to: Some(to), ..Call::new(OpKind::Rename, from) };
+        self.perform(&call, |state, _| Ok(state.tree.replace(from, to)?))
+    }
+
+    fn link(&self, file: &Path, name: &Path) -> io::Result<()> {
+        let call = Call { to: Some(name), ..Call::new(OpKind::Link, file) };
+        self.perform(&call, |state, _| {
+            if state.options.refuse_links {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            Ok(state.tree.link(file, name)?)
+        })
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
@@ -195,6 +210,15 @@ fn end_of(position: u64, len: u64) -> io::Result<u64> {
 impl File for SimFile {
     fn len(&self) -> io::Result<u64> {
         self.perform(&self.call(OpKind::Len), |state, _| Ok(state.tree.content(self.handle.ino)?.len()))
+    }
+
+    fn details(&self) -> io::Result<Details> {
+        let links = |state: &mut State, _| {
+            state.tree.content(self.handle.ino)?;
+            // It knows no time.
+            Ok(Details { links: state.tree.links(self.handle.ino), modified_ns: None })
+        };
+        self.perform(&self.call(OpKind::Len), links)
     }
 
     fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<usize> {

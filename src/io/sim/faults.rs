@@ -19,6 +19,8 @@ pub enum OpKind {
     List,
     /// Renaming a file or a directory.
     Rename,
+    /// Giving a file one more name.
+    Link,
     /// Removing a file.
     RemoveFile,
     /// Removing a directory.
@@ -84,7 +86,7 @@ pub enum Effect {
 pub struct Fault {
     /// Which operations count.
     pub on: OpKind,
-    /// Only those whose path (the one that the file was opened by; for a rename either) ends like this.
+    /// Only those whose path (the one that the file was opened by; for a rename or a link either) ends like this.
     pub path_suffix: Option<String>,
     /// The how manieth of those from now on, 1 = the next.
     pub nth: u64,
@@ -133,7 +135,7 @@ pub struct OpRecord {
     pub kind: OpKind,
     /// What it was done to; for a file, the path that it was opened by.
     pub path: PathBuf,
-    /// The new name, for a rename.
+    /// The new name, for a rename or a link.
     pub to: Option<PathBuf>,
     /// Where in the file; the new length for [`OpKind::SetLen`].
     pub position: u64,

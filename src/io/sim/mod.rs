@@ -10,13 +10,13 @@
 //!   the 4 KiB pages written, and one of the lengths that the file had since; a page beyond it is gone, one that it reaches
 //!   over and that was not kept reads as it did before, or as zeros.
 //! - `write_at` with `durable`: those bytes and the length that reading them back needs, on return; nothing else.
-//! - names (create, rename, remove): after `sync_dir` of their directory, of both for a rename between two. Before that, a
+//! - names (create, rename, link, remove): after `sync_dir` of their directory, of both for a rename between two. Before that, a
 //!   power loss keeps any of the changes; those of one name in order, and a same-directory rename as a whole. A file whose
 //!   name does not survive is gone, synced or not.
 //! - a sync that failed: nothing, and a later one that succeeds does not repair that.
 //! - a write in flight (held, or hit by [`Effect::Crash`]): any part of it, after either kind of crash.
 //!
-//! Not modelled: time, permissions, links, directories' own size, bytes that rot by themselves ([`SimDisk::overwrite`] lets
+//! Not modelled: time, permissions, symbolic links, directories' own size, bytes that rot by themselves ([`SimDisk::overwrite`] lets
 //! them), and pages as they were before the latest unsynced write or truncation: a page kept is the one seen last.
 //!
 //! Lives: a crash ends the life of every file, lock and attached ring file made before, and of every clone of the [`SimDisk`]
@@ -193,6 +193,11 @@ impl SimDisk {
     /// Lets allocation fail as [`Unsupported`](io::ErrorKind::Unsupported).
     pub fn refuse_allocate(&self, refuse: bool) {
         self.shared.lock().options.refuse_allocate = refuse;
+    }
+
+    /// Lets a second name for a file fail as [`Unsupported`](io::ErrorKind::Unsupported).
+    pub fn refuse_links(&self, refuse: bool) {
+        self.shared.lock().options.refuse_links = refuse;
     }
 
     /// Lets rings made from now on work beside the thread that submits to them: an operation takes effect some time after it

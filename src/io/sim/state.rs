@@ -52,6 +52,7 @@ pub(super) struct Options {
     pub(super) capacity: Option<u64>,
     pub(super) refuse_direct: bool,
     pub(super) refuse_allocate: bool,
+    pub(super) refuse_links: bool,
     pub(super) torn_sectors: bool,
     pub(super) overlapping_rings: bool,
 }

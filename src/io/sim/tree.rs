@@ -136,6 +136,44 @@ impl Tree {
         self.add(path, Node::directory()).map(|_| ())
     }
 
+    /// Renames a file, also where another file has the new name.
+    pub(super) fn replace(&mut self, from: &Path, to: &Path) -> Result<(), Errno> {
+        let (from_dir, from_name) = self.parent(from)?;
+        let ino = *self.entries(from_dir)?.get(&from_name).ok_or(Errno::NOENT)?;
+        let (to_dir, to_name) = self.parent(to)?;
+        match self.entries(to_dir)?.get(&to_name) {
+            // Two names of one file: as on Linux, nothing is done.
+            Some(there) if *there == ino => return Ok(()),
+            Some(there) => self.content(*there).map(drop)?,
+            None => {}
+        }
+        self.content(ino)?;
+        self.change(vec![Edit { dir: from_dir, name: from_name, now: None }, Edit { dir: to_dir, name: to_name, now: Some(ino) }]);
+        self.collect();
+        Ok(())
+    }
+
+    /// Gives a file one more name.
+    pub(super) fn link(&mut self, file: &Path, name: &Path) -> Result<(), Errno> {
+        let ino = self.lookup(file)?;
+        self.content(ino).map_err(|error| if error == Errno::ISDIR { Errno::INVAL } else { error })?;
+        let (dir, name) = self.parent(name)?;
+        if self.entries(dir)?.contains_key(&name) {
+            return Err(Errno::EXIST);
+        }
+        self.change(vec![Edit { dir, name, now: Some(ino) }]);
+        Ok(())
+    }
+
+    /// How many names a file has, as they are seen.
+    pub(super) fn links(&self, ino: Ino) -> u64 {
+        let named = |node: &Node| match node {
+            Node::Directory { seen, .. } => seen.values().filter(|named| **named == ino).count(),
+            Node::File { .. } => 0,
+        };
+        to_u64(self.nodes.values().map(named).sum())
+    }
+
     pub(super) fn rename(&mut self, from: &Path, to: &Path) -> Result<(), Errno> {
         let (from_dir, from_name) = self.parent(from)?;
         let ino = *self.entries(from_dir)?.get(&from_name).ok_or(Errno::NOENT)?;
