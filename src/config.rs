@@ -14,7 +14,7 @@ pub(crate) const MAX_PARTITIONS: u32 = 1 << 16;
 const MAX_AGE_MS: u64 = 100 * 365 * 24 * 3_600_000;
 
 /// How a [`Broker`](crate::Broker) works on this machine. Not stored.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BrokerConfig {
     /// Which system interface carries reads and writes. Default [`Backend::Auto`].
     pub backend: Backend,
@@ -31,9 +31,33 @@ pub struct BrokerConfig {
     /// Whether opening reads every sealed segment whole, and checks each record and the checksum of the log. What does not hold is told in
     /// [`PartitionReport::damage`](crate::PartitionReport::damage); opening goes on. Default false: whoever reads a record checks it.
     pub check_sealed: bool,
+    /// How often the broker removes by itself what its topics no longer keep: see [`Broker::enforce_retention`](crate::Broker::enforce_retention). Default
+    /// every minute; none: only when it is called. Minimum 1 ms.
+    pub retention_every: Option<Duration>,
+}
+
+impl Default for BrokerConfig {
+    fn default() -> Self {
+        Self {
+            backend: Backend::default(),
+            pinning: Pinning::default(),
+            wait: WaitStrategy::default(),
+            fallback: TopicConfig::default(),
+            recovery: Recovery::default(),
+            on_damage: OnDamage::default(),
+            check_sealed: false,
+            retention_every: Some(Duration::from_secs(60)),
+        }
+    }
 }
 
 impl BrokerConfig {
+    /// Checks every setting against its limits.
+    pub(crate) fn validate(&self) -> Result<()> {
+        check_age("retention_every", self.retention_every)?;
+        self.fallback.validate()
+    }
+
     pub(crate) fn opening(&self) -> Opening {
         Opening { recovery: self.recovery, on_damage: self.on_damage, check_sealed: self.check_sealed }
     }
@@ -175,15 +199,11 @@ impl TopicConfig {
     /// # Errors
     /// [`Error::InvalidConfig`] names the first setting that is out of range.
     pub fn validate(&self) -> Result<()> {
-        let check = |name: &'static str, value: u64, minimum: u64, maximum: u64| {
-            if (minimum..=maximum).contains(&value) { Ok(()) } else { Err(Error::InvalidConfig { name, value, minimum, maximum }) }
-        };
         check("partitions", self.partitions.into(), 1, MAX_PARTITIONS.into())?;
         check("segment_bytes", self.segment_bytes, 1, 1 << 62)?;
         check("preallocate_bytes", self.preallocate_bytes, 1 << 12, 1 << 40)?;
-        for (name, age) in [("segment_age", self.segment_age), ("retention_age", self.retention_age)] {
-            check(name, age.map_or(1, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)), 1, MAX_AGE_MS)?;
-        }
+        check_age("segment_age", self.segment_age)?;
+        check_age("retention_age", self.retention_age)?;
         check("index_interval", self.index_interval.into(), 1, u32::MAX.into())?;
         check("linger_us", self.linger_us, 0, 60_000_000)?;
         check("commit_bytes", self.commit_bytes, 1 << 12, 1 << 30)?;
@@ -198,6 +218,15 @@ impl TopicConfig {
         }
         Ok(())
     }
+}
+
+fn check(name: &'static str, value: u64, minimum: u64, maximum: u64) -> Result<()> {
+    if (minimum..=maximum).contains(&value) { Ok(()) } else { Err(Error::InvalidConfig { name, value, minimum, maximum }) }
+}
+
+/// Times of a millisecond at least, and told in them.
+fn check_age(name: &'static str, age: Option<Duration>) -> Result<()> {
+    check(name, age.map_or(1, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)), 1, MAX_AGE_MS)
 }
 
 /// When an append is answered, and what a power loss can take after that. A crash of the process alone takes nothing

@@ -59,6 +59,22 @@ pub enum Guard {
     TopicNamesSynced,
     /// A deleted topic's new name is durable before anything of it is removed.
     DeletionsSynced,
+    /// Of segments that go from the front of the log, each is gone durably before the next goes.
+    RemovalsInOrder,
+    /// The names of the segments that stay are durable before others go.
+    SuccessorsBeforeRemovals,
+    /// The first offset that is remembered is durable before it takes the old one's place.
+    StartSynced,
+    /// So is its name before it is acknowledged.
+    StartNameSynced,
+    /// No checkpoint vouches for records that are about to be cut.
+    CutsAnnounced,
+    /// Of segments that are cut from the end of the log, each is gone durably before the next goes.
+    CutsFromTheEnd,
+    /// The cut of a log is durable before it is acknowledged.
+    CutsSynced,
+    /// A file that has another name besides is not cut.
+    LinksKept,
 }
 
 #[cfg(feature = "sim")]
@@ -91,6 +107,14 @@ impl Guard {
         Self::OpeningRefusesDamage,
         Self::TopicNamesSynced,
         Self::DeletionsSynced,
+        Self::RemovalsInOrder,
+        Self::SuccessorsBeforeRemovals,
+        Self::StartSynced,
+        Self::StartNameSynced,
+        Self::CutsAnnounced,
+        Self::CutsFromTheEnd,
+        Self::CutsSynced,
+        Self::LinksKept,
     ];
 }
 

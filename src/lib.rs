@@ -35,7 +35,7 @@ mod segment;
 mod sync;
 mod topic;
 
-pub use broker::{Broker, OpenReport};
+pub use broker::{Broker, OpenReport, RetentionReport};
 pub use config::{BrokerConfig, Durability, OnDamage, Pinning, Recovery, TopicConfig, WaitStrategy};
 pub use error::{Error, Result};
 pub use io::Backend;
@@ -45,8 +45,8 @@ pub use partition::Stepper;
 #[cfg(feature = "async")]
 pub use partition::TailStream;
 pub use partition::{
-    Checksums, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Skipped, Tail, TailEvent,
-    TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
+    Checksums, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Removed, Skipped, Tail,
+    TailEvent, TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
 };
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
 pub use topic::{Appended, Merged, Topic, TopicTail};

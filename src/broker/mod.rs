@@ -3,6 +3,8 @@
 //! A topic appears whole or not at all: it is laid out under a hidden name, which a rename makes its own; and it is deleted
 //! the same way backwards. What an interrupted one leaves under a hidden name is removed on opening.
 
+mod retention;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,8 +17,11 @@ use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
-use crate::partition::{OwnedRecord, PartitionReport, Workers};
+use crate::partition::{OwnedRecord, Partition, PartitionReport, Workers};
 use crate::topic::{Appended, Cores, Surroundings, Topic, check_name};
+
+pub use retention::RetentionReport;
+use retention::{Schedule, SoundTime};
 
 const LOCK: &str = ".lock";
 
@@ -45,7 +50,7 @@ pub struct OpenReport {
 /// Dropping it loses nothing that was acknowledged; [`Self::close`] tells besides whether everything went well, and gives
 /// preallocated space back at once, also while handles to topics, partitions or readers are still held.
 #[derive(Debug, Clone)]
-pub struct Broker(Arc<Inner>);
+pub struct Broker(Arc<Inner>, #[expect(dead_code, reason = "it ends with the last handle")] Option<Arc<Schedule>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -53,6 +58,8 @@ struct Inner {
     disk: Arc<dyn Disk>,
     report: OpenReport,
     state: Mutex<Option<State>>,
+    /// What ages go by. Held during a pass.
+    time: Mutex<SoundTime>,
 }
 
 /// There until the broker is closed.
@@ -75,7 +82,7 @@ impl Broker {
     ///   was changed. [`OnDamage::CutAside`](crate::OnDamage::CutAside) opens it without them.
     /// - [`Error::InvalidConfig`], [`Error::PartitionMissing`], and what the system says.
     pub fn open(dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
-        config.fallback.validate()?;
+        config.validate()?;
         let disk = OsDisk::new(config.backend).map_err(|source| Error::IoUringUnavailable { source: Arc::new(source) })?;
         Self::start(Arc::new(disk), Arc::new(SystemClock::new()), Workers::Threads, dir.as_ref(), &config)
     }
@@ -86,7 +93,7 @@ impl Broker {
     /// As for [`Self::open`].
     #[cfg(feature = "sim")]
     pub fn open_on(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
-        config.fallback.validate()?;
+        config.validate()?;
         Self::start(disk, clock, Workers::Threads, dir.as_ref(), &config)
     }
 
@@ -97,7 +104,7 @@ impl Broker {
     /// As for [`Self::open`].
     #[cfg(feature = "sim")]
     pub fn open_stepped(disk: Arc<dyn Disk>, stepper: &Stepper, dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
-        config.fallback.validate()?;
+        config.validate()?;
         Self::start(disk, stepper.clock(), Workers::Stepped(stepper.clone()), dir.as_ref(), &config)
     }
 
@@ -114,8 +121,13 @@ impl Broker {
             report.ignored.extend(ignored);
             topics.insert(name, topic);
         }
+        let time = Mutex::new(SoundTime::new(newest_record(&topics, &*around.clock), &*around.clock));
+        let by_itself = matches!(around.workers, Workers::Threads);
         let state = Mutex::new(Some(State { around, topics }));
-        Ok(Self(Arc::new(Inner { dir: dir.to_owned(), disk, report, state })))
+        let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, state, time });
+        let every = config.retention_every.filter(|_| by_itself);
+        let schedule = every.map(|every| Schedule::start(Arc::clone(&inner), every).map(Arc::new)).transpose();
+        Ok(Self(inner, schedule.map_err(Error::io("start a retention thread for", dir))?))
     }
 
     /// What opening found, and mended.
@@ -253,6 +265,12 @@ impl Inner {
         // The map is changed by single insertions and removals: whole at every moment that a panic could leave it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The latest timestamp of any record that is not in the future.
+fn newest_record(topics: &BTreeMap<String, Topic>, clock: &dyn Clock) -> Option<u64> {
+    let now = clock.wall_ns();
+    topics.values().flat_map(Topic::partitions).filter_map(Partition::last_time).filter(|&time| time <= now).max()
 }
 
 fn open_state<'a>(state: &'a mut Option<State>, dir: &Path) -> Result<&'a mut State> {

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::finding::{Code, Find, Finding};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind};
-use crate::partition::CHECKPOINT;
+use crate::partition::{self, CHECKPOINT};
 use crate::segment::{self, Kind, Name};
 
 /// The names in a partition's directory, each in the place where it counts.
@@ -42,8 +42,9 @@ impl Listing {
                 _ if entry.kind != EntryKind::File => listing.strays.push((text(), entry.kind)),
                 Some(Name { base, kind: Kind::Log }) => drop(listing.segments.insert(base, Vec::new())),
                 Some(name) => beside.push(name),
-                None if segment::is_unfinished(&entry.name) || segment::is_prepared(&entry.name) => listing.unfinished.push(text()),
+                None if is_unfinished(&entry.name) => listing.unfinished.push(text()),
                 None if entry.name == CHECKPOINT => listing.checkpoint = true,
+                None if partition::is_note(&entry.name) => {}
                 None => listing.strays.push((text(), entry.kind)),
             }
         }
@@ -100,5 +101,10 @@ impl Listing {
 
 /// Whether the engine makes files of that name.
 fn is_ours(name: &OsStr) -> bool {
-    Name::parse(name).is_some() || segment::is_unfinished(name) || segment::is_prepared(name) || name == CHECKPOINT
+    Name::parse(name).is_some() || is_unfinished(name) || partition::is_note(name)
+}
+
+/// Whether opening removes what is called so.
+fn is_unfinished(name: &OsStr) -> bool {
+    segment::is_unfinished(name) || segment::is_prepared(name) || partition::is_unfinished_note(name)
 }

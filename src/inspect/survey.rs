@@ -213,6 +213,10 @@ fn judge_checkpoint(dir: &Path, held: std::io::Result<HeldCheckpoint>, segments:
     };
     let Some(index) = segments.iter().position(|segment| segment.base == base) else {
         let end = segments.last().map_or(0, |last| last.next_offset);
+        if segments.first().is_some_and(|first| base < first.base) && end >= next_offset {
+            // It was removed from the front of the log.
+            return Vec::new();
+        }
         if end >= next_offset {
             return vec![unfit(format!("it is of the segment {base}, which is not there"))];
         }

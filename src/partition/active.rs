@@ -24,6 +24,11 @@ use crate::segment::{self, Kind, Segment, SumSoFar};
 /// little to gain.
 const WORTH_PREPARING: u64 = 1 << 20;
 
+/// Whether a segment of so many bytes is made ahead.
+pub(super) fn is_worth_preparing(segment_bytes: u64) -> bool {
+    segment_bytes >= WORTH_PREPARING
+}
+
 /// Bytes of zeros in one write beside the commits: none of these waits longer for the device than such a write takes.
 const ZEROS: u64 = 256 << 10;
 
@@ -235,7 +240,7 @@ impl Active {
     /// Whether it is time to make the next segment, with the log's records ending at `end`.
     pub(super) fn wants_successor(&self, shared: &Shared, end: u64) -> bool {
         let limit = shared.config.segment_bytes;
-        limit >= WORTH_PREPARING && end >= limit - (limit / 2).min(shared.config.preallocate_bytes.max(WORTH_PREPARING))
+        is_worth_preparing(limit) && end >= limit - (limit / 2).min(shared.config.preallocate_bytes.max(WORTH_PREPARING))
     }
 
     /// Ends the files with their last record and entry, durably, and gives the room behind back. Nobody else is at them.

@@ -240,6 +240,21 @@ impl Checkpoints {
         replaced
     }
 
+    /// Sees to it that no slot says more than this one, which says less than they did.
+    ///
+    /// # Errors
+    /// What the system says: a slot may say more, or it is not known what they say.
+    pub(super) fn take_back(&mut self, checkpoint: &Checkpoint) -> io::Result<()> {
+        match self.replace(checkpoint) {
+            // What another wrote vouches for nothing.
+            Ok(()) if self.usable || self.foreign => Ok(()),
+            Ok(()) => Err(io::Error::other("what the checkpoint says is not known")),
+            // It is gone.
+            Err(_) if !self.named => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Tells of a failure to write, once: the next opening reads more, and that is all.
     pub(super) fn tell(&mut self, result: io::Result<()>) {
         match result {

@@ -1,11 +1,12 @@
 //! One log: one writer, watermarks, and readers beside it.
 //!
 //! [`Partition`] is the handle. Its threads share [`Shared`]: the segments and the two watermarks, which only the writer
-//! moves and which only grow. `durable_end` never passes `appended_end`.
+//! moves and which only grow, but for a truncation ([`cut`]). `durable_end` never passes `appended_end`.
 
 mod active;
 mod checkpoint;
 mod commit;
+mod cut;
 mod ends;
 mod fetch;
 mod helm;
@@ -17,6 +18,8 @@ mod reader;
 mod recent;
 mod records;
 mod reply;
+mod retention;
+mod start;
 #[cfg(feature = "sim")]
 mod stepper;
 mod tail;
@@ -45,21 +48,25 @@ use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
 
 use active::Active;
+use cut::Cuts;
 use ends::Ends;
 use helm::Helm;
 use queue::{Bell, Message, Queue, Refused};
 use recent::{Memory, Recent};
 use reply::{Answerer, Pool, Reply};
+use start::Start;
 use ticket::Answer;
 use watch::Watch;
 use writer::{InRing, Writer};
 
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
-pub(crate) use open::has_only_ours;
 pub use open::{PartitionReport, TornTail};
+pub(crate) use open::{has_only_ours, is_note};
 pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, TimeRange, Visibility};
 pub(crate) use reader::{Span, TimeBounds};
 pub use records::{OwnedRecord, Records, RecordsIter};
+pub use retention::Removed;
+pub(crate) use start::is_unfinished as is_unfinished_note;
 #[cfg(feature = "sim")]
 pub use stepper::Stepper;
 #[cfg(feature = "async")]
@@ -85,6 +92,11 @@ struct Shared {
     recent: Recent,
     /// Written by one thread at a time: the writer when it closes, else the upkeep thread.
     checkpoints: Mutex<Checkpoints>,
+    cuts: Cuts,
+    /// No record before it is given out, also where its segment is still there.
+    start: Start,
+    /// Held by whoever removes segments, and to the end by whoever closes.
+    removing: Mutex<()>,
     workers: Workers,
 }
 
@@ -127,7 +139,7 @@ impl Shared {
     }
 
     fn first_offset(&self) -> u64 {
-        self.with_segments(|segments| segments.first().map_or(0, |segment| segment.base()))
+        self.with_segments(|segments| segments.first().map_or(0, |segment| segment.base())).max(self.start.offset())
     }
 
     /// Lets `look` see the segments, by base. Never empty, once the partition is open.
@@ -193,6 +205,20 @@ impl Shared {
         self.check_open().and(found)
     }
 
+    /// The same for the record `offset`, whose segment may have been removed meanwhile: what was found of it holds all the same, and what was not
+    /// is no failure.
+    fn if_still_there<T>(&self, offset: u64, found: Result<T>) -> Result<T> {
+        self.check_open()?;
+        found.map_err(|error| {
+            let is_there = (self.first_offset()..=self.appended_end()).contains(&offset);
+            if is_there { error } else { self.out_of_range(offset) }
+        })
+    }
+
+    fn out_of_range(&self, offset: u64) -> Error {
+        Error::OffsetOutOfRange { offset, first: self.first_offset(), next: self.appended_end() }
+    }
+
     /// How the writer's memory is made: how many regions of how many bytes. Two are commits', the one that is written and the
     /// one that is filled, the rest keeps what was written.
     fn regions(&self) -> (usize, usize) {
@@ -210,6 +236,8 @@ struct Appender {
     active: Active,
     next_offset: u64,
     last_timestamp: u64,
+    /// Of the active segment's first record, if it has one.
+    first_timestamp: Option<u64>,
 }
 
 /// What a partition needs to know of where it is.
@@ -235,6 +263,7 @@ pub struct Partition(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
+    topic: String,
     number: u32,
     queue: Queue,
     answers: Pool<Answer>,
@@ -274,6 +303,8 @@ impl Partition {
             let replaced = checkpoints.replace(&anew);
             checkpoints.tell(replaced);
         }
+        let start = Start::open(&*disk, &dir, next_offset, &mut report)?;
+        report.first_offset = report.first_offset.max(start.offset());
         let shared = Arc::new(Shared {
             dir,
             config,
@@ -286,6 +317,9 @@ impl Partition {
             metrics: Metrics::default(),
             recent: Recent::default(),
             checkpoints: Mutex::new(checkpoints),
+            cuts: Cuts::default(),
+            start,
+            removing: Mutex::default(),
             workers,
         });
         let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
@@ -297,10 +331,12 @@ impl Partition {
                 active
             }
         };
-        let start = Appender { active, next_offset, last_timestamp };
+        active.segment.note_last_time(last_timestamp);
+        let first_timestamp = active.segment.read_first_time(&*shared.disk);
+        let start = Appender { active, next_offset, last_timestamp, first_timestamp };
         let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
         let answers = Pool::new(ANSWERS);
-        let inner = Inner { shared, number, queue, answers, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
+        let inner = Inner { shared, topic, number, queue, answers, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
         Ok((Self(Arc::new(inner)), report))
     }
 
@@ -383,6 +419,15 @@ impl Partition {
     /// [`Error::Failed`] if a write or the sync failed, [`Error::Closed`].
     pub fn sync(&self) -> Result<()> {
         self.0.ask(|answer| Message::Sync { answer })
+    }
+
+    /// Ends the segment that takes the appends, if it holds records: what is queued before is in it, and what comes later in the next, which is there
+    /// and durable by name when this returns.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`] and what else the system says to one more segment: the present one goes on then. [`Error::Failed`], [`Error::Closed`].
+    pub fn roll(&self) -> Result<()> {
+        self.0.ask(|answer| Message::Roll { answer })
     }
 
     /// A reader of the durable records.
@@ -480,6 +525,8 @@ impl Inner {
             None => self.shared.workers.work_until(|| self.helm.is_over()),
         }
         self.shared.closed.store(true, Ordering::Release);
+        // Segments that are being removed are the last thing done here.
+        drop(self.shared.removing.lock());
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
         result
     }

@@ -4,12 +4,14 @@
 //! segments before the checkpoint's are believed by their sizes and the ends of their indexes, and no log of theirs is read.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::checkpoint::{self, Checkpoint, Checkpoints};
 use super::mend::{self, Judged};
+use super::start;
 use super::walk::{Walk, Way};
 use crate::config::{Opening, Recovery, TopicConfig};
 use crate::error::{Error, Result};
@@ -188,12 +190,17 @@ struct Listed {
     checkpoint: Option<EntryKind>,
 }
 
+/// Whether a file is called as what the engine notes of a partition beside its segments.
+pub(crate) fn is_note(name: &OsStr) -> bool {
+    name == checkpoint::NAME || name == start::NAME || start::is_unfinished(name)
+}
+
 /// Whether all that the directory holds are files that this engine makes in a partition, by their names.
 pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
     let is_ours = |entry: &Entry| {
         let name = &entry.name;
         entry.kind == EntryKind::File
-            && (Name::parse(name).is_some() || segment::is_copy(name) || segment::is_prepared(name) || name == checkpoint::NAME)
+            && (Name::parse(name).is_some() || segment::is_copy(name) || segment::is_prepared(name) || is_note(name))
     };
     Ok(disk.list(dir)?.iter().all(is_ours))
 }
@@ -222,17 +229,22 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
             }
             None if segment::is_copy(&entry.name) && !segment::is_unfinished(&entry.name) => {}
             _ if entry.name == checkpoint::NAME => checkpoint = Some(entry.kind),
+            _ if start::is_unfinished(&entry.name) && entry.kind == EntryKind::File => unfinished.push(path),
+            _ if entry.name == start::NAME && entry.kind == EntryKind::File => {}
             _ => report.ignored.push(path),
         }
     }
-    for (_, path) in indexes.into_iter().filter(|(base, _)| !logs.contains_key(base)) {
-        // An empty one is left of a segment whose log's name a power loss took back.
+    let (first, last) = (logs.first_key_value().map(|(&base, _)| base), logs.last_key_value().map(|(&base, _)| base));
+    for (base, path) in indexes.into_iter().filter(|(base, _)| !logs.contains_key(base)) {
+        // An empty one is left of a segment whose log's name a power loss took back; one before the first log, of a segment whose removal a power
+        // loss kept the half of.
         let is_empty = disk.open(&path, Open::READ).and_then(|index| index.len()).is_ok_and(|len| len == 0);
-        if is_empty { unfinished.push(path) } else { report.ignored.push(path) }
+        if is_empty || first.is_some_and(|first| base < first) { unfinished.push(path) } else { report.ignored.push(path) }
     }
-    let last = logs.last_key_value().map(|(&base, _)| base);
     for (base, path) in sums {
-        if last.is_none_or(|last| base >= last) {
+        if first.is_some_and(|first| base < first) {
+            unfinished.push(path);
+        } else if last.is_none_or(|last| base >= last) {
             // That log takes appends again, or is going to be made anew: those behind it were taken away by somebody.
             unfinished.push(path);
         } else if !logs.contains_key(&base) {

@@ -30,6 +30,15 @@ pub(super) enum Message {
     Sync {
         answer: Answerer<Result<()>>,
     },
+    /// Answered when all that was queued before is in a segment that takes no more records.
+    Roll {
+        answer: Answerer<Result<()>>,
+    },
+    /// Answered when all that was queued before was written and the records from `offset` on are gone, durably.
+    TruncateAfter {
+        offset: u64,
+        answer: Answerer<Result<()>>,
+    },
     /// Answered when all that was queued before is done and the files are closed.
     Close {
         answer: Answerer<Result<()>>,
@@ -40,7 +49,7 @@ impl Message {
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Append { batch, .. } => batch.bytes(),
-            Self::Sync { .. } | Self::Close { .. } => 0,
+            Self::Sync { .. } | Self::Roll { .. } | Self::TruncateAfter { .. } | Self::Close { .. } => 0,
         }
     }
 }

@@ -173,6 +173,8 @@ pub struct Reader {
     cursor: Option<Cursor>,
     /// Bytes to read at once, until it shows that reads follow each other.
     first_bytes: Option<u64>,
+    /// The log's cuts when what is held here was read.
+    cuts: u64,
     checker: Checker,
 }
 
@@ -203,6 +205,7 @@ impl Reader {
         let shared = &partition.0.shared;
         config.check()?;
         shared.check_open()?;
+        let cuts = shared.cuts.count();
         // Where a ring does not work beside this thread, reads ahead would only be waited for earlier.
         let ahead = if config.mode == ReadMode::Direct && shared.disk.rings_overlap() { config.read_ahead } else { 0 };
         let fetcher = Fetcher::new(&*shared.disk, config.piece_bytes, ahead).map_err(Error::io("make a reader for", &shared.dir))?;
@@ -215,6 +218,7 @@ impl Reader {
             piece: None,
             cursor: None,
             first_bytes: None,
+            cuts,
             checker: Checker::new(),
         })
     }
@@ -243,12 +247,19 @@ impl Reader {
     fn read_before(&mut self, offset: u64, max_bytes: usize, limit: u64) -> Result<Records<'_>> {
         let shared = Arc::clone(&self.partition.0.shared);
         shared.check_open()?;
-        let end = self.config.visibility.check(&shared, offset)?.end.min(limit);
-        if offset >= end {
-            return Ok(Records::new(&[], offset, 0));
-        }
-        let found = self.find(&shared, offset, to_u64(max_bytes), end);
-        let (count, bytes) = shared.if_still_open(found).inspect_err(|_| self.cursor = None)?;
+        let (count, bytes) = loop {
+            self.see_cuts(&shared, offset)?;
+            let end = self.config.visibility.check(&shared, offset)?.end.min(limit);
+            if offset >= end {
+                return Ok(Records::new(&[], offset, 0));
+            }
+            let found = self.find(&shared, offset, to_u64(max_bytes), end);
+            let found = shared.if_still_there(offset, found);
+            // What was read while the log was cut may be of either side of that.
+            if self.cuts == shared.cuts.count() {
+                break found.inspect_err(|_| self.forget())?;
+            }
+        };
         let Some(cursor) = &mut self.cursor else { unreachable!("records were found there") };
         let (base, position) = (cursor.base, cursor.position);
         // Lengths that were not verified may lead astray.
@@ -271,6 +282,28 @@ impl Reader {
     /// The partition that is read.
     pub fn partition(&self) -> &Partition {
         &self.partition
+    }
+
+    /// Forgets what it holds of a log that was cut since.
+    ///
+    /// # Errors
+    /// [`Error::OffsetOutOfRange`], once, if a read is to go on from a record that was cut: those that took its place are others.
+    fn see_cuts(&mut self, shared: &Shared, offset: u64) -> Result<()> {
+        let cuts = shared.cuts.count();
+        if cuts == self.cuts {
+            return Ok(());
+        }
+        let lowest = shared.cuts.lowest_since(std::mem::replace(&mut self.cuts, cuts));
+        let goes_on = self.cursor.is_some_and(|cursor| cursor.offset == offset);
+        self.forget();
+        // The files may be others by now.
+        for log in self.log.take().into_iter().chain(self.next_log.take()) {
+            self.fetcher.close(&log)?;
+        }
+        match lowest.filter(|&lowest| goes_on && offset > lowest) {
+            Some(next) => Err(Error::OffsetOutOfRange { offset, first: shared.first_offset(), next }),
+            None => Ok(()),
+        }
     }
 
     /// Brings records from `offset` on into the piece, at the cursor. Gives how many, and their bytes.
@@ -307,7 +340,8 @@ impl Reader {
             return Ok(());
         }
         self.forget();
-        let segment = shared.segment_of(offset).expect("an offset in range lies behind the first base");
+        // It may have been removed since the offset was in range.
+        let segment = shared.segment_of(offset).ok_or_else(|| shared.out_of_range(offset))?;
         let base = segment.base();
         self.open(shared, segment)?;
         let Some(log) = &mut self.log else { unreachable!("opened above") };

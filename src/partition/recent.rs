@@ -151,6 +151,13 @@ impl Memory {
         }
     }
 
+    /// Keeps nothing for readers any more: what is here is not the log's.
+    pub(super) fn forget(&mut self, recent: &Recent) {
+        let forgotten = std::mem::take(&mut *recent.commits());
+        self.lent.extend(forgotten.into_iter().map(|written| written.buffer));
+        self.reclaim();
+    }
+
     /// Takes back what readers have let go of.
     fn reclaim(&mut self) {
         let mut index = 0;
@@ -238,6 +245,20 @@ mod tests {
         }
         memory.reclaim();
         assert_eq!(free(&memory), 4 * REGION);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_read_and_its_memory_is_there_again() {
+        let (mut memory, recent) = (memory(3), Recent::default());
+        commit(&mut memory, &recent, 0, 0, 100);
+        commit(&mut memory, &recent, 0, 100, 200);
+        let held = recent.commits().front().unwrap().clone();
+        memory.forget(&recent);
+        assert_eq!(recent.read(0, 0, &mut [0]), 0);
+        assert!(free(&memory) < 3 * REGION, "a reader holds some of it");
+        drop(held);
+        memory.forget(&recent);
+        assert_eq!(free(&memory), 3 * REGION);
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub struct Tail {
     position: u64,
     /// Records from there on that were read already.
     ahead: VecDeque<OwnedRecord>,
+    /// The log's cuts when it came to its place.
+    cuts: u64,
     event: Option<Event>,
 }
 
@@ -91,7 +93,8 @@ impl Partition {
         let visibility = config.visibility;
         let reader = self.reader_with(config)?;
         let shared = Arc::clone(&self.0.shared);
-        let mut tail = Tail { reader, shared, visibility, position: from, ahead: VecDeque::new(), event: None };
+        let cuts = shared.cuts.count();
+        let mut tail = Tail { reader, shared, visibility, position: from, ahead: VecDeque::new(), cuts, event: None };
         tail.seek(from)?;
         Ok(tail)
     }
@@ -123,6 +126,7 @@ impl Tail {
     /// # Errors
     /// As for [`Self::next_batch`].
     pub fn next_record(&mut self, timeout: Option<Duration>) -> Result<Option<OwnedRecord>> {
+        self.drop_cut();
         if self.ahead.is_empty() {
             if !self.wait(timeout)? {
                 return Ok(None);
@@ -165,6 +169,7 @@ impl Tail {
     }
 
     fn go_on_from(&mut self, offset: u64) {
+        self.cuts = self.shared.cuts.count();
         self.position = offset;
         self.ahead.clear();
         // Nothing was asked for from there on yet.
@@ -230,11 +235,33 @@ impl Tail {
         }
     }
 
+    /// Drops what was read ahead of records that were cut since.
+    fn drop_cut(&mut self) {
+        if self.cuts != self.shared.cuts.count() {
+            let lowest = self.shared.cuts.lowest_since(self.cuts).unwrap_or(u64::MAX);
+            self.ahead.retain(|record| record.offset < lowest);
+        }
+    }
+
+    /// # Errors
+    /// [`Error::OffsetOutOfRange`] if the log was cut before its place: what is there by now are others than those that it read. It stays where it is
+    /// until it is told where to go on.
+    fn check_place(&self) -> Result<()> {
+        if self.cuts == self.shared.cuts.count() {
+            return Ok(());
+        }
+        match self.shared.cuts.lowest_since(self.cuts).filter(|&lowest| self.position > lowest) {
+            Some(next) => Err(Error::OffsetOutOfRange { offset: self.position, first: self.shared.first_offset(), next }),
+            None => Ok(()),
+        }
+    }
+
     /// Whether there is something to read.
     ///
     /// # Errors
     /// If there is not, and never will be.
     fn has_more(&self) -> Result<bool> {
+        self.check_place()?;
         // In this order: once the writer stopped, its ends are final.
         let stopped = self.shared.stopped.get().is_some();
         match self.end() > self.position {

@@ -20,9 +20,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active::{Active, NoSegment, Prepared};
+use super::active::{self, Active, NoSegment, Prepared};
 use super::checkpoint::Checkpoint;
 use super::commit::{self, Commit, Lists, Waiter};
+use super::cut::Cut;
 use super::queue::{Bell, Hearing, Inbox, Message, WORTH_WAKING, Where};
 use super::recent::Memory;
 use super::reply::{Answerer, Crowd};
@@ -35,7 +36,7 @@ use crate::config::{Durability, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::transfer::{self, Place, Transfers, write_all_at, write_blocks_at};
-use crate::io::{Action, BLOCK, Slot, Token};
+use crate::io::{Action, BLOCK, File, Slot, Token};
 use crate::record::{Batch, to_u64, to_usize};
 use crate::segment::{IndexEntry, Kind, Segment, is_indexed};
 
@@ -46,6 +47,9 @@ const PENDING_ENTRIES: usize = 4096;
 /// A checkpoint is written after so many bytes, or so long after the first of them: about what a restart reads in 50 ms.
 const CHECKPOINT_BYTES: u64 = 32 << 20;
 const CHECKPOINT_AGE: Duration = Duration::from_secs(5);
+
+/// How long a roll that an old segment calls for is put off, where there was no room for it.
+const ROLL_PATIENCE: Duration = Duration::from_secs(10);
 
 const COMMIT: Token = Token(0);
 
@@ -108,6 +112,15 @@ enum Blocked {
     NoRoomYet,
 }
 
+/// What is done while nothing else is, and holds up what was queued behind it.
+#[derive(Debug)]
+enum Pending {
+    /// The next segment begins; asked for, or because this one is old enough.
+    Roll(Option<Answerer<Result<()>>>),
+    TruncateAfter(u64, Answerer<Result<()>>),
+    Close(Answerer<Result<()>>),
+}
+
 /// The ring, and the active log's place in it.
 #[derive(Debug)]
 pub(super) struct InRing {
@@ -145,7 +158,8 @@ pub(super) struct Writer {
     unanswered: Vec<Waiter>,
     crowd: Crowd<Answer>,
     syncs: Vec<(u64, Answerer<Result<()>>)>,
-    closing: Option<Answerer<Result<()>>>,
+    /// Nothing more is taken from the queue until that is done.
+    pending: Option<Pending>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
     active: Active,
@@ -174,6 +188,9 @@ pub(super) struct Writer {
     /// Index entries that wait, and since when.
     pending_entries: usize,
     index_since: Option<Duration>,
+    /// Since when the active segment has records, and how old its first one was then.
+    age: Option<(Duration, Duration)>,
+    no_roll_before: Duration,
     /// Whether no entry of the active segment was written yet.
     owes_first_entry: bool,
     spare_lists: Vec<Lists>,
@@ -196,7 +213,8 @@ impl Writer {
         (ring, memory): (Option<InRing>, Memory),
         start: Appender,
     ) -> Result<Self> {
-        let Appender { active, next_offset, last_timestamp } = start;
+        let Appender { active, next_offset, last_timestamp, first_timestamp } = start;
+        let age = age_since(&*clock, first_timestamp);
         let pending_entries = active.segment.pending().len();
         Ok(Self {
             inbox,
@@ -207,7 +225,7 @@ impl Writer {
             unanswered: Vec::new(),
             crowd: Crowd::new(),
             syncs: Vec::new(),
-            closing: None,
+            pending: None,
             clock,
             prepared: None,
             may_prepare: true,
@@ -224,6 +242,8 @@ impl Writer {
             unnoted: None,
             pending_entries,
             index_since: None,
+            age,
+            no_roll_before: Duration::ZERO,
             owes_first_entry: !active.index.has_entries(),
             spare_lists: Vec::new(),
             watches: match wait {
@@ -249,15 +269,48 @@ impl Writer {
         self.fill()?;
         self.launch()?;
         self.follow_up()?;
-        if self.is_idle()
-            && let Some(answer) = self.closing.take()
-        {
-            // Nobody may be waiting: a dropped partition closes too.
-            let closed = self.close();
-            answer.send(closed.clone());
-            return closed.map(|()| Step::End);
+        match self.pending.take() {
+            Some(pending) if self.may_perform(&pending) => self.perform(pending),
+            pending => {
+                self.pending = pending;
+                self.what_next()
+            }
         }
-        self.what_next()
+    }
+
+    /// Whether nothing is in its way any more.
+    fn may_perform(&self, pending: &Pending) -> bool {
+        let nothing_half_done = self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.finished.is_empty();
+        nothing_half_done
+            && match pending {
+                Pending::Roll(_) => self.may_roll(),
+                Pending::TruncateAfter(..) | Pending::Close(_) => self.upkeep.is_idle(),
+            }
+    }
+
+    /// Does what was waited for with all else.
+    fn perform(&mut self, pending: Pending) -> Result<Step> {
+        match pending {
+            Pending::Roll(answer) => {
+                // An empty segment is the next one already.
+                let rolled = if self.end > 0 { self.roll()? } else { Ok(()) };
+                match answer {
+                    Some(answer) => answer.send(rolled),
+                    None => self.put_off_roll(rolled),
+                }
+                Ok(Step::Again)
+            }
+            Pending::TruncateAfter(offset, answer) => {
+                answer.send(self.truncate_after(offset)?);
+                Ok(Step::Again)
+            }
+            Pending::Close(answer) => {
+                // Nobody may be waiting: a dropped partition closes too.
+                let closed = self.close();
+                answer.send(closed.clone());
+                closed.map(|()| Step::End)
+            }
+        }
     }
 
     /// What there is to do once a write was started, in its shadow if it is in flight.
@@ -350,7 +403,8 @@ impl Writer {
             && self.open.is_none()
             && self.carried.is_none()
             && self.finished.is_empty()
-            && self.closing.is_none()
+            && self.pending.is_none()
+            && !self.roll_is_due()
             && self.upkeep.is_started()
             && !self.upkeep.has_news()
             && self.inbox.is_empty()
@@ -377,15 +431,10 @@ impl Writer {
         }
     }
 
-    /// Nothing is under way or half done.
-    fn is_idle(&self) -> bool {
-        self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.finished.is_empty() && self.upkeep.is_idle()
-    }
-
     fn what_next(&mut self) -> Result<Step> {
         if self.flight.is_some() {
             // A completion comes by itself. Until then, only a batch that there is room for is worth hearing of.
-            let takes_more = self.carried.is_none() && self.closing.is_none();
+            let takes_more = self.carried.is_none() && self.pending.is_none();
             return Ok(Step::Wait(Where::InRing, if takes_more { Hearing::Plenty } else { Hearing::Nothing }, None));
         }
         let deaf = Step::Wait(Where::Parked, Hearing::Nothing, None);
@@ -395,8 +444,8 @@ impl Writer {
         if let Some(carried) = &self.carried {
             return Ok(if carried.waits { deaf } else { Step::Again });
         }
-        if self.closing.is_some() {
-            return Ok(if self.upkeep.is_idle() { Step::Again } else { deaf });
+        if let Some(pending) = &self.pending {
+            return Ok(if self.may_perform(pending) { Step::Again } else { deaf });
         }
         let now = self.clock.monotonic();
         let index = self.index_since.filter(|_| !self.under_way.index).map(|since| since + INDEX_PATIENCE);
@@ -411,7 +460,9 @@ impl Writer {
             Durability::Interval { time, .. } => Some(since.saturating_add(time)),
             Durability::Durable | Durability::Os => None,
         });
-        Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, note, sync].into_iter().flatten().min()))
+        // Once it is due, the segment that it waits for is being made.
+        let roll = self.roll_at().filter(|at| *at > now);
+        Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, note, sync, roll].into_iter().flatten().min()))
     }
 
     // ---------------------------------------------------------------- taking messages
@@ -424,13 +475,18 @@ impl Writer {
             {
                 return Ok(());
             }
-            if self.closing.is_some() {
+            if self.pending.is_none() && self.may_roll_by_age() {
+                self.pending = Some(Pending::Roll(None));
+            }
+            if self.pending.is_some() {
                 return Ok(());
             }
             match self.inbox.take() {
                 Some(Message::Append { batch, answer }) => self.carried = Some(self.carry(batch, answer)),
                 Some(Message::Sync { answer }) => self.syncs.push((self.next_offset, answer)),
-                Some(Message::Close { answer }) => self.closing = Some(answer),
+                Some(Message::Roll { answer }) => self.pending = Some(Pending::Roll(Some(answer))),
+                Some(Message::TruncateAfter { offset, answer }) => self.pending = Some(Pending::TruncateAfter(offset, answer)),
+                Some(Message::Close { answer }) => self.pending = Some(Pending::Close(answer)),
                 None => return Ok(()),
             }
             self.watch_until = self.clock.monotonic().saturating_add(self.watches);
@@ -635,7 +691,7 @@ impl Writer {
 
     /// Whether the open commit waits for nothing but the device.
     fn open_is_due(&self) -> bool {
-        let hurried = self.carried.is_some() || self.closing.is_some() || !self.syncs.is_empty();
+        let hurried = self.carried.is_some() || self.pending.is_some() || !self.syncs.is_empty();
         self.open.as_ref().is_some_and(|open| {
             hurried || open.bytes() >= self.shared.config.commit_bytes || self.clock.monotonic() >= open.since + self.linger()
         })
@@ -743,7 +799,9 @@ impl Writer {
             commit::Memory::Buffer(buffer) => self.memory.give_back(buffer),
             commit::Memory::Batch(batch) => self.inbox.give_back(batch),
         }
-        self.zero_ahead.commit(commit.bytes(), self.clock.monotonic().saturating_sub(begun), space);
+        let now = self.clock.monotonic();
+        self.zero_ahead.commit(commit.bytes(), now.saturating_sub(begun), space);
+        self.age.get_or_insert((now, Duration::ZERO));
         self.active.zeroed = self.active.zeroed.max(written_end);
         if self.under_way.names {
             self.finished.push_back(commit);
@@ -767,6 +825,8 @@ impl Writer {
     fn publish(&mut self, mut commit: Commit) {
         let segment = Arc::clone(&self.active.segment);
         let Lists { mut waiters, mut entries } = std::mem::take(&mut commit.lists);
+        // Of what is in a later commit already none is older.
+        segment.note_last_time(self.last_timestamp);
         segment.extend(commit.end(), &entries);
         self.shared.set_appended_end(commit.end_offset());
         if self.shared.config.durability == Durability::Durable {
@@ -844,7 +904,7 @@ impl Writer {
 
     /// Begins what is to be there before a commit needs it.
     fn look_ahead(&mut self) -> Result<()> {
-        if self.closing.is_some() || !self.zero_ahead.has_begun() {
+        if self.pending.is_some() || !self.zero_ahead.has_begun() {
             return Ok(());
         }
         // The first commit is always this thread's own, for it needs room; a producer's thread starts none.
@@ -863,7 +923,9 @@ impl Writer {
         if self.checkpoint_is_due() {
             self.begin_checkpoint()?;
         }
-        if self.may_prepare && !self.under_way.prepare && self.prepared.is_none() && self.active.wants_successor(&self.shared, self.end) {
+        let wants_successor =
+            self.active.wants_successor(&self.shared, self.end) || (self.roll_is_due() && active::is_worth_preparing(limit));
+        if self.may_prepare && !self.under_way.prepare && self.prepared.is_none() && wants_successor {
             let room = limit.min(self.shared.config.preallocate_bytes).next_multiple_of(BLOCK);
             let zeros = if self.active.takes_zeros() { self.zero_ahead.of_next_segment(room) } else { 0 };
             self.upkeep.begin(Job::Prepare { room, zeros })?;
@@ -885,7 +947,7 @@ impl Writer {
 
     /// Whether a checkpoint would be begun if it were due.
     fn may_checkpoint(&self) -> bool {
-        !self.under_way.checkpoint && !self.under_way.names && self.zero_ahead.has_begun() && self.closing.is_none()
+        !self.under_way.checkpoint && !self.under_way.names && self.zero_ahead.has_begun() && self.pending.is_none()
     }
 
     fn begin_checkpoint(&mut self) -> Result<()> {
@@ -986,6 +1048,30 @@ impl Writer {
 
     // ---------------------------------------------------------------- from one segment to the next
 
+    /// When the active segment will be too old for more records; that is put off where there was no room for the next.
+    fn roll_at(&self) -> Option<Duration> {
+        let (age, (since, had)) = (self.shared.config.segment_age?, self.age?);
+        Some(since.saturating_add(age.saturating_sub(had)).max(self.no_roll_before))
+    }
+
+    fn roll_is_due(&self) -> bool {
+        self.roll_at().is_some_and(|at| at <= self.clock.monotonic())
+    }
+
+    /// Whether the active segment is to be left because of its age, and the next one is there if it can be made ahead.
+    fn may_roll_by_age(&self) -> bool {
+        let is_to_come = self.prepared.is_none() && self.may_prepare && self.zero_ahead.has_begun();
+        self.roll_is_due() && !self.under_way.prepare && !(is_to_come && active::is_worth_preparing(self.shared.config.segment_bytes))
+    }
+
+    /// Takes the end of a roll that nobody asked for.
+    fn put_off_roll(&mut self, rolled: Result<()>) {
+        if let Err(error) = rolled {
+            tracing::warn!(%error, path = %self.shared.dir.display(), "no next segment for one that is old enough; trying again later");
+            self.no_roll_before = self.clock.monotonic() + ROLL_PATIENCE;
+        }
+    }
+
     /// Whether nothing stands in the way of the next segment. One that was made ahead needs only that nobody else is at the
     /// active log.
     fn may_roll(&self) -> bool {
@@ -1022,10 +1108,7 @@ impl Writer {
             Err(NoSegment::Refused(error)) => return Ok(Err(error)),
             Err(NoSegment::Failed(error)) => return Err(error),
         };
-        if let Some(ring) = &mut self.ring {
-            let slot = ring.transfers.attach(Arc::clone(&next.log)).map_err(Error::io("attach to the ring", &self.shared.dir))?;
-            ring.transfers.detach(std::mem::replace(&mut ring.slot, slot));
-        }
+        self.attach(&next.log)?;
         let end = self.appended();
         self.shared.push_segment(Arc::clone(&next.segment));
         let before = std::mem::replace(&mut self.active, next);
@@ -1052,12 +1135,63 @@ impl Writer {
         self.end = 0;
         self.pending_entries = 0;
         self.index_since = None;
+        self.age = None;
         self.owes_first_entry = true;
         self.may_prepare = true;
         self.shared.metrics.roll();
         // The checkpoint is of the segment before.
         self.unnoted = Some((CHECKPOINT_BYTES, self.clock.monotonic()));
         Ok(Ok(()))
+    }
+
+    /// Cuts the log so that `offset` is the next. The inner error left everything as it was.
+    fn truncate_after(&mut self, offset: u64) -> Result<Result<()>> {
+        let (first, next) = (self.shared.first_offset(), self.next_offset);
+        if offset < first || offset > next {
+            return Ok(Err(Error::OffsetOutOfRange { offset, first, next }));
+        }
+        if offset == next {
+            return Ok(Ok(()));
+        }
+        self.active.index.write(&*self.shared.disk, u64::MAX);
+        let cut = match Cut::find(&self.shared, offset).and_then(|cut| cut.announce(&self.shared).map(|()| cut)) {
+            Ok(cut) => cut,
+            Err(error) => return Ok(Err(error)),
+        };
+        if self.prepared.is_some() {
+            self.discard_prepared();
+        }
+        let segment = cut.make(&self.shared)?;
+        self.memory.forget(&self.shared.recent);
+        let active = Active::open(&self.shared, segment, to_usize(cut.entries))?;
+        self.attach(&active.log)?;
+        let first_timestamp = active.segment.read_first_time(&*self.shared.disk);
+        self.age = age_since(&*self.clock, first_timestamp);
+        self.last_block.clear();
+        self.owes_last_block = active.direct;
+        self.end = cut.position;
+        self.next_offset = cut.offset;
+        self.last_timestamp = cut.last_timestamp;
+        self.pending_entries = 0;
+        self.index_since = None;
+        self.owes_first_entry = !active.index.has_entries();
+        self.may_prepare = true;
+        self.unsynced = None;
+        self.unnoted = None;
+        self.active = active;
+        // Of those that waited, all was written.
+        self.syncs.iter_mut().for_each(|(offset, _)| *offset = cut.offset.min(*offset));
+        cut.tell(&self.shared);
+        Ok(Ok(()))
+    }
+
+    /// Gives the ring, if there is one, another log in the place of the active one.
+    fn attach(&mut self, log: &Arc<dyn File>) -> Result<()> {
+        if let Some(ring) = &mut self.ring {
+            let slot = ring.transfers.attach(Arc::clone(log)).map_err(Error::io("attach to the ring", &self.shared.dir))?;
+            ring.transfers.detach(std::mem::replace(&mut ring.slot, slot));
+        }
+        Ok(())
     }
 
     fn discard_prepared(&mut self) {
@@ -1075,4 +1209,9 @@ impl Writer {
         self.shared.write_checkpoint(&Checkpoint { entries: self.active.index.sealed_entries(), clean: true, ..self.checkpoint() });
         Ok(())
     }
+}
+
+/// Now, and how old something is now that the wall clock gave that timestamp to: from here on no jump of that clock changes it.
+fn age_since(clock: &dyn Clock, timestamp: Option<u64>) -> Option<(Duration, Duration)> {
+    timestamp.map(|time| (clock.monotonic(), Duration::from_nanos(clock.wall_ns().saturating_sub(time))))
 }

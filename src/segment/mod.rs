@@ -46,13 +46,15 @@ pub(crate) struct Segment {
     pending: Mutex<Vec<IndexEntry>>,
     /// When its first whole record was appended, once somebody asked.
     first_time: OnceLock<u64>,
+    /// No record of it has a later timestamp; 0 until that is known.
+    last_time: AtomicU64,
 }
 
 impl Segment {
     /// A segment whose records end at byte `end`, all of them durable.
     pub(crate) fn new(dir: Arc<Path>, base: u64, end: u64) -> Self {
         let (appended, durable) = (AtomicU64::new(end), AtomicU64::new(end));
-        Self { dir, base, appended, durable, pending: Mutex::default(), first_time: OnceLock::new() }
+        Self { dir, base, appended, durable, pending: Mutex::default(), first_time: OnceLock::new(), last_time: AtomicU64::new(0) }
     }
 
     pub(crate) fn base(&self) -> u64 {
@@ -97,6 +99,56 @@ impl Segment {
         let _ = self.first_time.set(time);
     }
 
+    /// No record that it has is younger.
+    pub(crate) fn note_last_time(&self, time: u64) {
+        self.last_time.store(time, Ordering::Release);
+    }
+
+    /// The latest timestamp of its records, if that was noted.
+    pub(crate) fn last_time(&self) -> Option<u64> {
+        Some(self.last_time.load(Ordering::Acquire)).filter(|&time| time > 0)
+    }
+
+    /// The same of a sealed segment, by a scan from its last index entry on; none where that does not lead to its end.
+    pub(crate) fn read_last_time(&self, disk: &dyn Disk) -> Option<u64> {
+        if self.last_time().is_none()
+            && let Some(time) = self.scan_for_last_time(disk)
+        {
+            self.note_last_time(time);
+        }
+        self.last_time()
+    }
+
+    fn scan_for_last_time(&self, disk: &dyn Disk) -> Option<u64> {
+        let entry = last_entry(disk, &self.path(Kind::Index)).ok()??;
+        let log = self.open_log(disk).ok()?;
+        let path = self.path(Kind::Log);
+        let mut scanner = Scanner::new(&*log, &path, entry.second, entry.offset, self.appended());
+        let mut last = None;
+        loop {
+            match scanner.next().ok()? {
+                Step::Record(Found { timestamp, .. }) => last = last.max(Some(timestamp)),
+                Step::End => return last,
+                Step::Flawed(_) => return None,
+            }
+        }
+    }
+
+    /// The timestamp of its first record, if there is one, and it can be read.
+    pub(crate) fn read_first_time(&self, disk: &dyn Disk) -> Option<u64> {
+        if self.appended() == 0 || self.first_time().is_some() {
+            return self.first_time();
+        }
+        let log = self.open_log(disk).ok()?;
+        match Scanner::new(&*log, &self.path(Kind::Log), 0, self.base, self.appended()).next() {
+            Ok(Step::Record(Found { timestamp, .. })) => {
+                self.note_first_time(timestamp);
+                Some(timestamp)
+            }
+            _ => None,
+        }
+    }
+
     /// Opens the log for reading.
     pub(crate) fn open_log(&self, disk: &dyn Disk) -> Result<Arc<dyn File>> {
         let path = self.path(Kind::Log);
@@ -135,11 +187,16 @@ pub(crate) fn prepared_path(dir: &Path, kind: Kind) -> PathBuf {
     dir.join(name::prepared_name(kind))
 }
 
-/// Removes the files of a segment that came to nothing, durably. The log goes last: without it the others are nothing.
+/// Removes the files of a segment that came to nothing, durably.
 pub(crate) fn remove(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<()> {
-    remove_derived(disk, dir, base)?;
-    remove_if_there(disk, &dir.join(Name { base, kind: Kind::Log }.to_string()))?;
+    remove_files(disk, dir, base)?;
     disk.sync_dir(dir)
+}
+
+/// Removes the files of a segment. Not durable yet. The log goes last: without it the others are nothing.
+pub(crate) fn remove_files(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<()> {
+    remove_derived(disk, dir, base)?;
+    remove_if_there(disk, &dir.join(Name { base, kind: Kind::Log }.to_string()))
 }
 
 /// Removes all that is derived from a log. Not durable yet.
@@ -147,7 +204,7 @@ pub(crate) fn remove_derived(disk: &dyn Disk, dir: &Path, base: u64) -> io::Resu
     Kind::DERIVED.into_iter().try_for_each(|kind| remove_if_there(disk, &dir.join(Name { base, kind }.to_string())))
 }
 
-fn remove_if_there(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+pub(crate) fn remove_if_there(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     match disk.remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -193,6 +250,19 @@ pub(crate) fn entry_before(disk: &dyn Disk, path: &Path, count: u64) -> io::Resu
     }
     let (offset, second) = index::entry_at(&*file, count - 1)?;
     Ok(Some((LastEntry { offset, second, count }, len == count * ENTRY_BYTES)))
+}
+
+/// The last entry of a record before `offset`, if both index files have the same entries up to there, and how many these are.
+pub(crate) fn last_entry_below(disk: &dyn Disk, segment: &Segment, offset: u64) -> Option<LastEntry> {
+    let below = |kind| {
+        let path = segment.path(kind);
+        let (file, len) = open_index(disk, &path).ok()??;
+        let count = count_below(&*file, len / ENTRY_BYTES, offset).ok()?;
+        entry_before(disk, &path, count).ok()?
+    };
+    let ((by_position, _), (by_time, _)) = (below(Kind::Index)?, below(Kind::TimeIndex)?);
+    let agree = by_position.count == by_time.count && by_position.offset == by_time.offset;
+    (agree && (segment.base()..offset).contains(&by_position.offset) && by_position.second < segment.appended()).then_some(by_position)
 }
 
 /// Whether an index file is there and holds nothing.

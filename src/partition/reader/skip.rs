@@ -57,10 +57,15 @@ impl Reader {
     pub fn skip_damaged(&mut self, offset: u64) -> Result<Skipped> {
         let shared = Arc::clone(&self.partition.0.shared);
         shared.check_open()?;
-        let end = self.config.visibility.check(&shared, offset)?.end;
-        self.forget();
-        let found = self.next_whole(&shared, offset, end);
-        shared.if_still_open(found)
+        loop {
+            self.see_cuts(&shared, offset)?;
+            let end = self.config.visibility.check(&shared, offset)?.end;
+            self.forget();
+            let found = self.next_whole(&shared, offset, end);
+            if self.cuts == shared.cuts.count() {
+                return shared.if_still_there(offset, found);
+            }
+        }
     }
 
     fn next_whole(&mut self, shared: &Shared, offset: u64, end: u64) -> Result<Skipped> {

@@ -43,22 +43,31 @@ impl Reader {
         shared.check_open()?;
         // A damaged timestamp would lead astray.
         let checksums = mem::replace(&mut self.config.checksums, Checksums::Verified);
-        let found = self.search(&shared, time);
+        let found = loop {
+            self.forget();
+            self.see_cuts(&shared, u64::MAX)?;
+            let first = shared.first_offset();
+            let found = self.search(&shared, time, first);
+            // The segments that it looked into may have been removed meanwhile, or cut.
+            let is_as_before = shared.first_offset() == first && self.cuts == shared.cuts.count();
+            if is_as_before || (found.is_ok() && self.cuts == shared.cuts.count()) || shared.check_open().is_err() {
+                break found;
+            }
+        };
         self.config.checksums = checksums;
         shared.if_still_open(found)
     }
 
-    fn search(&mut self, shared: &Shared, time: u64) -> Result<u64> {
+    fn search(&mut self, shared: &Shared, time: u64, first: u64) -> Result<u64> {
         let end = self.config.visibility.end_offset(shared);
-        let first = shared.first_offset();
-        let Neighbours { before, behind } = self.segments_around(shared, time, end)?;
+        let Neighbours { before, behind } = self.segments_around(shared, time, first, end)?;
         // The first record from there on is the answer, if none before it is.
         let high = behind.as_ref().map_or(end, |behind| behind.base().min(end));
         let Some(segment) = before else {
             return Ok(self.first_whole(first, end)?.map_or(end, |(offset, _)| offset));
         };
-        // All records up to this one come before the time, if they are whole.
-        let mut low = segment.base();
+        // All records up to this one come before the time, if they are whole; or are not given out any more.
+        let mut low = if first > segment.base() { first - 1 } else { segment.base() };
         let around = self.around(shared, &segment, behind.as_deref(), time)?;
         if let Some(hint) = around.before.filter(|hint| (low..high).contains(hint)) {
             let most = around.behind.unwrap_or(high).min(hint.saturating_add(shared.config.index_interval.into()));
@@ -72,7 +81,7 @@ impl Reader {
     }
 
     /// The last segment that begins before the time, and the one behind it.
-    fn segments_around(&mut self, shared: &Shared, time: u64, end: u64) -> Result<Neighbours> {
+    fn segments_around(&mut self, shared: &Shared, time: u64, first: u64, end: u64) -> Result<Neighbours> {
         // Segments in which no record is whole, and so no answer.
         let mut passed = Vec::new();
         loop {
@@ -81,7 +90,7 @@ impl Reader {
                 Err(missing) => missing,
             };
             let next = shared.segment_after(missing.base()).map_or(end, |next| next.base());
-            match self.first_whole(missing.base(), next.min(end))? {
+            match self.first_whole(missing.base().max(first), next.min(end))? {
                 Some((_, time)) => missing.note_first_time(time),
                 None => passed.push(missing.base()),
             }

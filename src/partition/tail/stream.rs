@@ -52,6 +52,7 @@ impl TailStream {
 
     fn poll_record(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<OwnedRecord>>> {
         let tail = &mut self.tail;
+        tail.drop_cut();
         if tail.ahead.is_empty() {
             if !tail.has_more()? {
                 self.place.ask(tail.position, context.waker().clone());

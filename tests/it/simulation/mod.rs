@@ -246,3 +246,13 @@ fn every_crash_in_prepared_segments() {
 fn every_crash_while_a_topic_is_deleted() {
     enumerate("every_crash_while_a_topic_is_deleted", 16, script::deleted_topic);
 }
+
+#[test]
+fn every_crash_while_a_log_is_shortened() {
+    enumerate("every_crash_while_a_log_is_shortened", 16, script::shortened);
+}
+
+#[test]
+fn every_crash_while_a_log_of_prepared_segments_is_shortened() {
+    enumerate("every_crash_while_a_log_of_prepared_segments_is_shortened", 48, script::shortened_ahead);
+}

@@ -80,11 +80,13 @@ pub struct Log {
     pub kept_end: u64,
     /// Before this, a power loss takes nothing.
     pub durable_end: u64,
+    /// The first offset is in this range: the least that was acknowledged, and the most that was asked for.
+    pub first: (u64, u64),
 }
 
 impl Log {
     fn new(durability: Durability) -> Self {
-        Self { durability, records: Vec::new(), kept_end: 0, durable_end: 0 }
+        Self { durability, records: Vec::new(), kept_end: 0, durable_end: 0, first: (0, 0) }
     }
 
     /// The records before that offset were acknowledged.
@@ -99,6 +101,12 @@ impl Log {
     pub fn promise(&mut self, end: u64) {
         self.durable_end = self.durable_end.max(end);
         self.kept_end = self.kept_end.max(end);
+    }
+
+    /// The records from there on may be gone at any time.
+    pub fn may_be_cut(&mut self, end: u64) {
+        self.kept_end = self.kept_end.min(end);
+        self.durable_end = self.durable_end.min(end);
     }
 
     /// How many records must be there after a crash.

@@ -42,6 +42,20 @@ pub enum Action {
         from: u64,
         appended: bool,
     },
+    Roll {
+        topic: &'static str,
+    },
+    /// Removes what the settings no longer keep.
+    Retain,
+    /// Removes the records before so far (per mille) into the log, and those from there on.
+    TruncateBefore {
+        topic: &'static str,
+        at: u64,
+    },
+    TruncateAfter {
+        topic: &'static str,
+        at: u64,
+    },
     Reopen,
     Crash(Crash),
     Fault(Fault),
@@ -209,6 +223,73 @@ pub fn deleted_topic(durability: Durability) -> Script {
     Script { machine: Machine::default(), actions }
 }
 
+/// A log is shortened from both ends, in all ways, and goes on.
+pub fn shortened(durability: Durability) -> Script {
+    let config = TopicConfig {
+        durability,
+        segment_bytes: 500,
+        preallocate_bytes: 4096,
+        commit_bytes: 4096,
+        index_interval: 2,
+        tail_bytes: 8192,
+        retention_bytes: Some(2000),
+        retention_age: Some(Duration::from_secs(3600)),
+        segment_age: Some(Duration::from_secs(600)),
+        ..TopicConfig::default()
+    };
+    let actions = vec![
+        Action::Create { topic: T, config },
+        append(&[(3, 90); 24]),
+        Action::Settle,
+        Action::Retain,
+        append(&[(3, 90); 5]),
+        Action::Settle,
+        Action::TruncateAfter { topic: T, at: 700 },
+        alone(40),
+        append(&[(3, 90); 4]),
+        Action::TruncateBefore { topic: T, at: 400 },
+        append(&[(3, 60); 3]),
+        Action::Settle,
+        // To the start of a segment.
+        Action::Roll { topic: T },
+        append(&[(3, 60); 2]),
+        Action::Settle,
+        Action::TruncateAfter { topic: T, at: 800 },
+        append(&[(3, 30); 9]),
+        Action::Settle,
+        Action::Reopen,
+        Action::TruncateAfter { topic: T, at: 300 },
+        alone(11),
+        Action::TruncateBefore { topic: T, at: 1000 },
+        alone(12),
+        // By age, the active one first.
+        Action::Pass(Duration::from_secs(601)),
+        Action::Settle,
+        alone(13),
+        Action::Pass(Duration::from_secs(3601)),
+        Action::Retain,
+        alone(14),
+    ];
+    Script { machine: Machine::default(), actions }
+}
+
+/// The same with segments that are made ahead.
+pub fn shortened_ahead(durability: Durability) -> Script {
+    let Script { machine, mut actions } = prepared_segments(durability);
+    actions.truncate(9);
+    actions.extend([
+        Action::TruncateAfter { topic: T, at: 600 },
+        append(&[(4, 150_000); 3]),
+        Action::Settle,
+        Action::Roll { topic: T },
+        append(&[(4, 150_000), (2, 2)]),
+        Action::TruncateBefore { topic: T, at: 500 },
+        Action::TruncateAfter { topic: T, at: 900 },
+        alone(10),
+    ]);
+    Script { machine, actions }
+}
+
 /// One roll to a segment that was made ahead.
 pub fn one_roll(durability: Durability) -> Script {
     let Script { machine, mut actions } = prepared_segments(durability);
@@ -279,6 +360,9 @@ fn config(rng: &mut Rng) -> TopicConfig {
         tail_bytes: rng.one_of(&[0, 8192]),
         queue_batches: rng.one_of(&[1, 2, 64]),
         queue_bytes: rng.one_of(&[1, 1000, 1 << 20]),
+        segment_age: rng.one_of(&[None, None, Some(Duration::from_millis(20)), Some(Duration::from_secs(5))]),
+        retention_age: rng.one_of(&[None, Some(Duration::from_millis(100)), Some(Duration::from_secs(10))]),
+        retention_bytes: rng.one_of(&[None, Some(0), Some(2 * segment_bytes)]),
         ..TopicConfig::default()
     }
 }
@@ -337,7 +421,7 @@ pub fn random(seed: u64) -> Script {
     let mut actions = vec![Action::Create { topic: T, config: config(&mut rng) }];
     for _ in 0..10 + rng.below(50) {
         let topic = if rng.below(5) == 0 { U } else { T };
-        actions.push(match rng.below(44) {
+        actions.push(match rng.below(49) {
             0..12 => Action::Append { topic, sizes: sizes(&mut rng, large) },
             12..17 => Action::AppendAndWait { topic, sizes: sizes(&mut rng, large) },
             17..26 => Action::Step(1 + rng.below(12)),
@@ -352,6 +436,10 @@ pub fn random(seed: u64) -> Script {
             39..41 if faulty => Action::Fault(fault(&mut rng)),
             41 if faulty => Action::ClearFaults,
             42 if full => Action::Capacity((rng.below(3) > 0).then(|| rng.below(60) * 4096)),
+            44 => Action::Roll { topic },
+            45 => Action::Retain,
+            46 => Action::TruncateBefore { topic, at: rng.below(1001) },
+            47..49 => Action::TruncateAfter { topic, at: rng.below(1001) },
             43 => Action::WallClock(rng.below(u64::MAX)),
             _ => Action::Step(1),
         });

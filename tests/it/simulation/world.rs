@@ -118,6 +118,10 @@ impl World {
             Action::Pass(time) => self.stepper.pass(*time),
             Action::Sync { topic } => self.sync(topic)?,
             Action::Read { topic, from, appended } => self.read(topic, *from, *appended)?,
+            Action::Roll { topic } => self.roll(topic)?,
+            Action::Retain => self.retain()?,
+            Action::TruncateBefore { topic, at } => self.truncate_before(topic, *at)?,
+            Action::TruncateAfter { topic, at } => self.truncate_after(topic, *at)?,
             Action::Reopen => self.reopen()?,
             Action::Crash(crash) => self.crash_and_recover(*crash)?,
             Action::Fault(fault) => {
@@ -253,12 +257,129 @@ impl World {
         }
     }
 
+    /// Any partition of the topic.
+    fn some_partition(&mut self, topic: &str) -> Option<(Partition, u32)> {
+        let partitions = self.broker.as_ref()?.num_partitions(topic).ok()?;
+        let number = self.rng.below(u64::from(partitions)) as u32;
+        Some((self.partition(topic, number)?, number))
+    }
+
+    fn roll(&mut self, topic: &str) -> Verdict {
+        let Some((partition, _)) = self.some_partition(topic) else { return Ok(()) };
+        let rolls = partition.stats().rolls;
+        match partition.roll() {
+            Ok(()) => {
+                ensure!(partition.stats().rolls <= rolls + 1 + self.waiting.len() as u64 * 8, "it rolled again and again");
+                Ok(())
+            }
+            Err(error) => self.excuse("a roll failed", &error),
+        }
+    }
+
+    fn retain(&mut self) -> Verdict {
+        let Some(broker) = self.broker.clone() else { return Ok(()) };
+        self.look()?;
+        for topic in broker.topics() {
+            for number in 0..broker.num_partitions(&topic).unwrap_or(0) {
+                let log = self.model.log(&topic, number);
+                log.first.1 = log.records.len() as u64;
+            }
+        }
+        let report = broker.enforce_retention().map_err(|error| format!("retention was refused: {error}"))?;
+        self.look()?;
+        for error in &report.failed {
+            self.excuse("retention failed", error)?;
+        }
+        if self.sim.crashed() || !report.failed.is_empty() {
+            return Ok(());
+        }
+        for topic in broker.topics() {
+            for number in 0..broker.num_partitions(&topic).unwrap_or(0) {
+                let Some(partition) = self.partition(&topic, number) else { continue };
+                let first = partition.first_offset();
+                let removed = report.removed.iter().find(|removed| removed.topic == topic && removed.partition == number);
+                ensure!(removed.is_none_or(|removed| removed.records.end == first), "{removed:?} is told, and {first} is the first");
+                let log = self.model.log(&topic, number);
+                ensure!(removed.is_some() || first == log.first.0, "{topic}/{number}: what went up to {first} is not told");
+                log.first = (first, first);
+            }
+        }
+        Ok(())
+    }
+
+    /// An offset so far into the log.
+    fn offset_in(partition: &Partition, per_mille: u64) -> u64 {
+        let first = partition.first_offset();
+        first + (partition.next_offset() - first) * per_mille / 1000
+    }
+
+    fn truncate_before(&mut self, topic: &str, at: u64) -> Verdict {
+        self.stepper.settle(REST);
+        self.look()?;
+        let Some((partition, number)) = self.some_partition(topic) else { return Ok(()) };
+        let offset = Self::offset_in(&partition, at);
+        let log = self.model.log(topic, number);
+        log.first.1 = log.first.1.max(offset);
+        let result = partition.truncate_before(offset);
+        self.look()?;
+        match result {
+            Ok(removed) => {
+                let log = self.model.log(topic, number);
+                ensure!(removed.records.end == offset && partition.first_offset() == offset, "{removed:?} for {offset}");
+                // Nothing before it is given out.
+                log.first = (offset, offset);
+                log.promise(offset);
+                Ok(())
+            }
+            Err(error) => self.excuse("records could not be removed", &error),
+        }
+    }
+
+    fn truncate_after(&mut self, topic: &str, at: u64) -> Verdict {
+        // What is queued before is written before; here its answers come before, too.
+        self.stepper.settle(REST);
+        self.look()?;
+        let Some((partition, number)) = self.some_partition(topic) else { return Ok(()) };
+        let offset = Self::offset_in(&partition, at);
+        let (dir, log) = (partition_dir(topic, number), self.model.log(topic, number));
+        let promised = (log.kept_end, log.durable_end);
+        log.may_be_cut(offset);
+        self.ends.remove(&(topic.to_owned(), number));
+        let result = partition.truncate_after(offset);
+        let crashed = self.sim.crashed();
+        self.notice_failures();
+        let log = self.model.log(topic, number);
+        match result {
+            Ok(()) => {
+                let ends = (partition.durable_end(), partition.next_offset());
+                if log.records.len() as u64 == offset {
+                    // Nothing was there to be cut.
+                    (log.kept_end, log.durable_end) = promised;
+                    return Ok(());
+                }
+                ensure!(ends == (offset, offset), "cut at {offset}, it ends at {ends:?}");
+                ensure!(!self.failed.contains(&dir), "it was cut after a sync that failed");
+                log.records.truncate(offset as usize);
+                log.promise(offset);
+                Ok(())
+            }
+            Err(error) => {
+                if !error.is_failed() && !crashed {
+                    // It was refused.
+                    (log.kept_end, log.durable_end) = promised;
+                }
+                self.excuse("a log could not be cut", &error)
+            }
+        }
+    }
+
     fn read(&mut self, topic: &str, from: u64, appended: bool) -> Verdict {
         let Some(partitions) = self.broker.as_ref().and_then(|broker| broker.num_partitions(topic).ok()) else { return Ok(()) };
         for number in 0..partitions {
             let Some(partition) = self.partition(topic, number) else { continue };
             let up_to = if appended { Visibility::Appended } else { Visibility::Durable };
-            let start = partition.durable_end() * from / 1000;
+            let first = partition.first_offset();
+            let start = first + partition.durable_end().saturating_sub(first) * from / 1000;
             match self.read_to_end(&partition, topic, number, start, up_to) {
                 Ok(end) if appended => self.model.log(topic, number).kept_end = self.model.log(topic, number).kept_end.max(end),
                 Ok(end) => self.model.log(topic, number).promise(end),
@@ -345,6 +466,12 @@ impl World {
                 let log = self.model.log(&name, number);
                 let submitted = log.records.len() as u64;
                 ensure!(durable <= next && next <= submitted, "{name}/{number}: durable {durable}, appended {next}, submitted {submitted}");
+                let first = partition.first_offset();
+                ensure!(
+                    (log.first.0..=log.first.1).contains(&first) && first <= next,
+                    "{name}/{number}: {first} is first, not {:?}",
+                    log.first
+                );
                 log.promise(durable);
                 let before = self.ends.insert((name.clone(), number), (durable, next)).unwrap_or_default();
                 ensure!(before.0 <= durable && before.1 <= next, "{name}/{number}: a watermark went back from {before:?}");
@@ -624,8 +751,11 @@ impl World {
         let (floor, submitted) = (log.floor(crash), log.records.len() as u64);
         ensure!(next >= floor, "{topic}/{number}: {floor} records were promised, {next} are there after a {crash:?} crash");
         ensure!(next <= submitted, "{topic}/{number}: {next} records are there, {submitted} were submitted");
-        ensure!(partition.first_offset() == 0 && partition.durable_end() == next, "{topic}/{number}: not all of it is durable");
-        let (mut checked, faulty) = (0, self.faulty);
+        ensure!(partition.durable_end() == next, "{topic}/{number}: not all of it is durable");
+        let first = partition.first_offset();
+        ensure!((log.first.0..=log.first.1).contains(&first), "{topic}/{number}: after the crash {first} is first, not {:?}", log.first);
+        log.first = (first, first);
+        let (mut checked, faulty) = (first, self.faulty);
         while checked < next && !faulty {
             checked = self.read_to_end(&partition, topic, number, checked, Visibility::Durable).map_err(|unread| match unread {
                 Unread::Wrong(what) => what,
@@ -642,29 +772,35 @@ impl World {
             return Ok(());
         }
         let report = self.judge(topic, number)?;
-        ensure!(report.next_offset == next && report.readable == next, "{topic}/{number}: the files hold {} records", report.readable);
+        let held = report.first_offset..report.first_offset + report.readable;
+        ensure!(report.next_offset == next && held.end == next && held.start <= first, "{topic}/{number}: the files hold {held:?}");
         // So says the engine's own look from outside, which also knows the checkpoint and the sums of sealed segments.
         let verified = Inspector::on(Arc::new(self.sim.clone())).patience(Duration::ZERO).verify(partition_dir(topic, number));
         let verified = verified.map_err(|error| format!("{topic}/{number}: verifying: {error}"))?;
         let clean = verified.worst().is_none_or(|worst| worst <= Severity::Info);
         ensure!(self.full || clean, "{topic}/{number}: {:?}", verified.findings);
-        self.check_look_ups(&partition, topic, number, next)
+        self.check_look_ups(&partition, topic, number, first..next)
     }
 
     /// Look-ups agree with the scan: of offsets in either way, and of a time.
-    fn check_look_ups(&mut self, partition: &Partition, topic: &str, number: u32, next: u64) -> Verdict {
+    fn check_look_ups(&mut self, partition: &Partition, topic: &str, number: u32, held: Range<u64>) -> Verdict {
         let way = self.some_way(Visibility::Durable);
         let failed = |error: Error| format!("{topic}/{number}: looking up with {way:?}: {error}");
         let mut reader = partition.reader_with(way.clone()).map_err(failed)?;
-        for _ in 0..next.min(3) {
-            let offset = self.rng.below(next);
+        for _ in 0..(held.end - held.start).min(3) {
+            let offset = held.start + self.rng.below(held.end - held.start);
             let record = partition.read_one(offset).map_err(failed)?;
             check_record(self.model.log(topic, number), offset, record.offset, &record.key, &record.value)?;
             let time = record.timestamp;
             let record = reader.read_one(offset).map_err(failed)?;
             check_record(self.model.log(topic, number), offset, record.offset, record.key, record.value)?;
             let first = reader.offset_for_time(time).map_err(failed)?;
-            let before = first.checked_sub(1).map(|before| partition.read_one(before)).transpose().map_err(failed)?;
+            let before = first
+                .checked_sub(1)
+                .filter(|before| held.contains(before))
+                .map(|before| partition.read_one(before))
+                .transpose()
+                .map_err(failed)?;
             ensure!(
                 first <= offset && before.is_none_or(|before| before.timestamp < time),
                 "{topic}/{number}: the time of {offset} leads to {first}"

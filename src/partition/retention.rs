@@ -1,0 +1,249 @@
+//! Segments that go from the front of the log: because they are old, because there is too much, or because it is asked for.
+//!
+//! Whole segments go, oldest first, each durably before the next, so that a crash at any point leaves a log without a gap; the one that takes the
+//! appends never does. A segment leaves the list before its files do: who looked it up before finds out, by the first offset, why they are gone.
+//! Its log goes by its name alone: who has it open reads on in it. Nothing here is done by the writer or waits for it, but that it is asked to
+//! begin the next segment.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::{Partition, Shared};
+use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
+use crate::segment::{self, Kind, Segment};
+
+/// What went of one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Removed {
+    /// The partition's directory.
+    pub path: PathBuf,
+    /// Its topic.
+    pub topic: String,
+    /// Its number.
+    pub partition: u32,
+    /// The records that are gone; at the end of the range is the first that is there.
+    pub records: Range<u64>,
+    /// How many segments went.
+    pub segments: usize,
+    /// Bytes in their logs.
+    pub bytes: u64,
+}
+
+/// A sealed segment as its retention sees it.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    bytes: u64,
+    /// When its newest record was written, as far as that can be told, nanoseconds since 1970.
+    newest: Option<u64>,
+}
+
+impl Partition {
+    /// Removes what its topic's settings no longer keep, with `now` for the time.
+    pub(crate) fn enforce_retention(&self, now: u64) -> Result<Removed> {
+        let shared = &self.0.shared;
+        let (age, most) = (shared.config.retention_age, shared.config.retention_bytes);
+        if age.is_none() && most.is_none() {
+            return Ok(self.removed(shared.first_offset(), (0, 0)));
+        }
+        shared.check_open()?;
+        if age.is_some_and(|age| shared.active_is_older(now, age)) && !shared.has_failed() {
+            // All that it holds is to go, and the next one is there before it does.
+            self.roll()?;
+        }
+        let segments = shared.with_segments(<[_]>::to_vec);
+        let Some((active, sealed)) = segments.split_last() else { return Ok(self.removed(shared.first_offset(), (0, 0))) };
+        let held: Vec<Held> = sealed.iter().map(|segment| shared.held(segment, now, age.is_some())).collect();
+        let go = how_many_go(&held, active.appended(), now, age, most);
+        let first = shared.first_offset();
+        let gone = match segments.get(go).filter(|_| go > 0) {
+            Some(stays) => shared.remove_before(stays.base())?,
+            None => (0, 0),
+        };
+        Ok(self.removed(first, gone))
+    }
+
+    /// Removes the records before `offset`: whole segments at once, and durably; of the segment that it lies in, the earlier records stay on the disk,
+    /// and are not given out any more. The first offset is remembered, and with `offset` at the end of the log it is empty, and goes on
+    /// from there. What readers hold in memory they may still give out.
+    ///
+    /// # Durability
+    /// When this returns, no crash brings a record before `offset` back to a reader. A crash before leaves the log with some first offset
+    /// between the one before and this one.
+    ///
+    /// # Blocking
+    /// Until what is queued before is written, and for the device.
+    ///
+    /// # Errors
+    /// [`Error::OffsetOutOfRange`] past the end of the log; nothing was removed. An `offset` before the first one is no error: there is nothing
+    /// to remove. [`Error::Failed`], [`Error::Closed`], and what the system says: then some of it may be removed.
+    pub fn truncate_before(&self, offset: u64) -> Result<Removed> {
+        let shared = &self.0.shared;
+        // What is remembered must not outlast the records that it speaks of.
+        self.sync()?;
+        let (first, end) = (shared.first_offset(), shared.durable_end());
+        if offset > end {
+            return Err(Error::OffsetOutOfRange { offset, first, next: end });
+        }
+        if offset <= first {
+            return Ok(self.removed(first, (0, 0)));
+        }
+        if offset == end {
+            self.roll()?;
+        }
+        // The first segment that holds a record from there on.
+        let stays = shared.segment_of(offset).ok_or_else(|| shared.out_of_range(offset))?;
+        if stays.base() < offset {
+            let _alone = shared.removing.lock().unwrap_or_else(PoisonError::into_inner);
+            shared.check_open()?;
+            if offset > shared.start.offset() {
+                shared.start.set(&*shared.disk, &shared.dir, offset)?;
+            }
+        }
+        let gone = shared.remove_before(stays.base())?;
+        Ok(self.removed(first, gone))
+    }
+
+    fn removed(&self, first: u64, (segments, bytes): (usize, u64)) -> Removed {
+        let shared = &self.0.shared;
+        Removed {
+            path: shared.dir.to_path_buf(),
+            topic: self.0.topic.clone(),
+            partition: self.0.number,
+            records: first..shared.first_offset().max(first),
+            segments,
+            bytes,
+        }
+    }
+
+    /// The latest timestamp of a record, as far as it is known.
+    pub(crate) fn last_time(&self) -> Option<u64> {
+        self.0.shared.with_segments(|segments| segments.iter().rev().find_map(|segment| segment.last_time()))
+    }
+}
+
+impl Shared {
+    /// Whether the segment that takes the appends holds records, none of which is to be kept.
+    fn active_is_older(&self, now: u64, age: Duration) -> bool {
+        let active = self.with_segments(|segments| segments.last().map(Arc::clone));
+        active.is_some_and(|active| active.appended() > 0 && active.last_time().is_some_and(|newest| is_older(newest, now, age)))
+    }
+
+    fn held(&self, segment: &Segment, now: u64, by_age: bool) -> Held {
+        let newest = if by_age { self.newest(segment, now) } else { None };
+        Held { bytes: segment.appended(), newest }
+    }
+
+    /// When the newest record of a sealed segment was written. One that is stamped in the future was stamped by a clock that was wrong; then the
+    /// kernel's note of when its log was sealed must do, unless that is from the same clock.
+    fn newest(&self, segment: &Segment, now: u64) -> Option<u64> {
+        let is_past = |time: &u64| *time <= now;
+        let stamped = segment.read_last_time(&*self.disk).or_else(|| {
+            // None of its records is later than those of the next segment.
+            self.segment_after(segment.base()).and_then(|next| next.read_first_time(&*self.disk))
+        });
+        stamped.filter(is_past).or_else(|| {
+            let log = segment.open_log(&*self.disk).ok()?;
+            log.details().ok()?.modified_ns.filter(is_past)
+        })
+    }
+
+    /// Removes the segments that begin before the one that begins at `base`, oldest first. Gives how many, and their bytes.
+    ///
+    /// # Errors
+    /// What the system says: the ones before are gone, the others are there.
+    fn remove_before(&self, base: u64) -> Result<(usize, u64)> {
+        let _alone = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut count, mut bytes) = (0, 0);
+        loop {
+            self.check_open()?;
+            let Some(oldest) = self.take_oldest_before(base) else { return Ok((count, bytes)) };
+            if count == 0 && guard::stands(Guard::SuccessorsBeforeRemovals) {
+                // The names of those that stay. One that was just made has none yet, perhaps.
+                let synced = self.disk.sync_dir(&self.dir).map_err(Error::io("sync the directory", &self.dir));
+                synced.inspect_err(|_| self.put_back(&oldest))?;
+            }
+            if let Err(error) = segment::remove_files(&*self.disk, &self.dir, oldest.base()) {
+                self.put_back(&oldest);
+                return Err(Error::io("remove", &oldest.path(Kind::Log))(error));
+            }
+            tracing::debug!(path = %oldest.path(Kind::Log).display(), "a segment was removed from the front of the log");
+            (count, bytes) = (count + 1, bytes + oldest.appended());
+            if guard::stands(Guard::RemovalsInOrder) {
+                // Before the next: a power loss may keep any of the removals since.
+                self.disk.sync_dir(&self.dir).map_err(Error::io("sync the directory", &self.dir))?;
+            }
+        }
+    }
+
+    fn take_oldest_before(&self, base: u64) -> Option<Arc<Segment>> {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let goes = segments.len() > 1 && segments[0].base() < base;
+        goes.then(|| segments.remove(0))
+    }
+
+    fn put_back(&self, segment: &Arc<Segment>) {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(0, Arc::clone(segment));
+    }
+}
+
+/// "Older than" is strict. What is stamped later than now has no age.
+fn is_older(newest: u64, now: u64, age: Duration) -> bool {
+    u128::from(now.saturating_sub(newest)) > age.as_nanos()
+}
+
+/// How many of the sealed segments go, from the oldest on. None of them can be younger than one behind it, whatever its own time says: so one
+/// that was stamped by a clock that was wrong goes with those behind it.
+fn how_many_go(sealed: &[Held], active_bytes: u64, now: u64, age: Option<Duration>, most: Option<u64>) -> usize {
+    let is_old = |held: &Held| age.is_some_and(|age| held.newest.is_some_and(|newest| is_older(newest, now, age)));
+    let by_age = sealed.iter().rposition(is_old).map_or(0, |last| last + 1);
+    let mut bytes = active_bytes + sealed.iter().map(|held| held.bytes).sum::<u64>();
+    let by_size = sealed.iter().take_while(|held| {
+        let goes = most.is_some_and(|most| bytes > most);
+        bytes -= held.bytes;
+        goes
+    });
+    by_age.max(by_size.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGE: Duration = Duration::from_nanos(100);
+
+    fn by_age(now: u64, times: &[Option<u64>]) -> usize {
+        let held: Vec<Held> = times.iter().map(|&newest| Held { bytes: 1, newest }).collect();
+        how_many_go(&held, 1, now, Some(AGE), None)
+    }
+
+    #[test]
+    fn b081_older_than_is_strict() {
+        for (newest, goes) in [(899, 1), (900, 0), (901, 0), (1000, 0), (1001, 0), (u64::MAX, 0), (0, 1)] {
+            assert_eq!(by_age(1000, &[Some(newest)]), goes, "{newest}");
+        }
+        assert_eq!(by_age(0, &[Some(u64::MAX)]), 0, "no underflow");
+        assert_eq!(by_age(u64::MAX, &[Some(0)]), 1);
+    }
+
+    #[test]
+    fn none_is_younger_than_one_behind_it() {
+        assert_eq!(by_age(1000, &[None, Some(u64::MAX), Some(10), None, Some(950)]), 3);
+        assert_eq!(by_age(1000, &[None, None]), 0);
+        assert_eq!(by_age(1000, &[]), 0);
+    }
+
+    #[test]
+    fn the_oldest_go_while_there_is_more_than_may_be() {
+        let held: Vec<Held> = [40, 30, 20].map(|bytes| Held { bytes, newest: None }).into();
+        let go = |most| how_many_go(&held, 10, 1000, None, Some(most));
+        for (most, expected) in [(100, 0), (99, 1), (60, 1), (59, 2), (30, 2), (29, 3), (10, 3), (0, 3)] {
+            assert_eq!(go(most), expected, "{most}");
+        }
+        assert_eq!(how_many_go(&held, 10, 1000, None, None), 0);
+        assert_eq!(how_many_go(&held, 10, 1000, Some(AGE), Some(60)), 1, "either suffices");
+    }
+}
