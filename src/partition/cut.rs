@@ -7,7 +7,7 @@
 //! A file with another name besides, a hard link that an export made, is never cut: what stays of it is copied, and takes its place.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::checkpoint::Checkpoint;
@@ -27,6 +27,7 @@ const PIECE: u64 = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Cuts {
     count: AtomicU64,
+    under_way: AtomicBool,
     /// Where the log ended after each.
     ends: Mutex<Vec<u64>>,
 }
@@ -48,6 +49,17 @@ impl Cuts {
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.push(end);
         self.count.store(to_u64(ends.len()), Ordering::Release);
+        self.under_way.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Shared {
+    /// Whether an error may come of a cut after the first `count`: also of one that is under way, which is waited for.
+    pub(super) fn was_cut_since(&self, count: u64) -> bool {
+        if self.cuts.under_way.load(Ordering::SeqCst) {
+            drop(self.removing.lock());
+        }
+        self.cuts.count() != count
     }
 }
 
@@ -143,13 +155,14 @@ impl Cut {
         checkpoints.take_back(&checkpoint).map_err(Error::io("write", &checkpoints.path()))
     }
 
-    /// Takes the records from the readers, and then from the disk. Gives the segment that goes on.
+    /// Takes the records from the readers, and then from the disk. Gives the segment that goes on. The caller holds [`Shared::removing`] until
+    /// readers are [told](Self::tell).
     ///
     /// # Errors
     /// What the system says: the log on the disk ends somewhere, and what this knows of it is wrong.
     pub(super) fn make(&self, shared: &Shared) -> Result<Arc<Segment>> {
-        let _alone = shared.removing.lock().unwrap_or_else(PoisonError::into_inner);
         let (disk, dir, base) = (&*shared.disk, &shared.dir, self.segment.base());
+        shared.cuts.under_way.store(true, Ordering::SeqCst);
         shared.set_durable_end(self.offset);
         shared.set_appended_end(self.offset);
         let gone = {

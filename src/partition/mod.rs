@@ -205,16 +205,6 @@ impl Shared {
         self.check_open().and(found)
     }
 
-    /// The same for the record `offset`, whose segment may have been removed meanwhile: what was found of it holds all the same, and what was not
-    /// is no failure.
-    fn if_still_there<T>(&self, offset: u64, found: Result<T>) -> Result<T> {
-        self.check_open()?;
-        found.map_err(|error| {
-            let is_there = (self.first_offset()..=self.appended_end()).contains(&offset);
-            if is_there { error } else { self.out_of_range(offset) }
-        })
-    }
-
     fn out_of_range(&self, offset: u64) -> Error {
         Error::OffsetOutOfRange { offset, first: self.first_offset(), next: self.appended_end() }
     }

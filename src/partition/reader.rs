@@ -51,6 +51,11 @@ impl Visibility {
         }
     }
 
+    /// Whether there is a record of that offset.
+    fn reaches(self, shared: &Shared, offset: u64) -> bool {
+        (shared.first_offset()..self.end_offset(shared)).contains(&offset)
+    }
+
     /// # Errors
     /// [`Error::OffsetOutOfRange`] unless `offset` is one that there is, or the one after.
     pub(super) fn check(self, shared: &Shared, offset: u64) -> Result<Range<u64>> {
@@ -254,10 +259,8 @@ impl Reader {
                 return Ok(Records::new(&[], offset, 0));
             }
             let found = self.find(&shared, offset, to_u64(max_bytes), end);
-            let found = shared.if_still_there(offset, found);
-            // What was read while the log was cut may be of either side of that.
-            if self.cuts == shared.cuts.count() {
-                break found.inspect_err(|_| self.forget())?;
+            if let Some(found) = self.settle(&shared, offset, found) {
+                break found?;
             }
         };
         let Some(cursor) = &mut self.cursor else { unreachable!("records were found there") };
@@ -282,6 +285,22 @@ impl Reader {
     /// The partition that is read.
     pub fn partition(&self) -> &Partition {
         &self.partition
+    }
+
+    /// What was found of the record `offset`; none if its segment was removed meanwhile or the log was cut: then it is to be looked for again.
+    fn settle<T>(&mut self, shared: &Shared, offset: u64, found: Result<T>) -> Option<Result<T>> {
+        let changed = match &found {
+            Ok(_) => self.cuts != shared.cuts.count(),
+            Err(_) => shared.was_cut_since(self.cuts) || !self.config.visibility.reaches(shared, offset),
+        };
+        if changed || found.is_err() {
+            self.forget();
+        }
+        // Of a topic that was deleted meanwhile, nothing is given out.
+        match shared.check_open() {
+            Err(closed) => Some(Err(closed)),
+            Ok(()) => (!changed).then_some(found),
+        }
     }
 
     /// Forgets what it holds of a log that was cut since.

@@ -1161,7 +1161,9 @@ impl Writer {
         if self.prepared.is_some() {
             self.discard_prepared();
         }
-        let segment = cut.make(&self.shared)?;
+        let shared = Arc::clone(&self.shared);
+        let alone = shared.removing.lock();
+        let segment = cut.make(&shared)?;
         self.memory.forget(&self.shared.recent);
         let active = Active::open(&self.shared, segment, to_usize(cut.entries))?;
         self.attach(&active.log)?;
@@ -1181,7 +1183,8 @@ impl Writer {
         self.active = active;
         // Of those that waited, all was written.
         self.syncs.iter_mut().for_each(|(offset, _)| *offset = cut.offset.min(*offset));
-        cut.tell(&self.shared);
+        cut.tell(&shared);
+        drop(alone);
         Ok(Ok(()))
     }
 

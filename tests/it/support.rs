@@ -301,6 +301,7 @@ pub fn seed() -> u64 {
 #[derive(Debug)]
 pub struct TestClock {
     start: Instant,
+    passed: Mutex<Duration>,
     wall: AtomicU64,
     step: AtomicU64,
     panics: AtomicBool,
@@ -312,6 +313,7 @@ impl TestClock {
     pub fn at(wall: u64) -> Self {
         Self {
             start: Instant::now(),
+            passed: Mutex::default(),
             wall: AtomicU64::new(wall),
             step: AtomicU64::new(0),
             panics: AtomicBool::new(false),
@@ -322,6 +324,12 @@ impl TestClock {
 
     pub fn set(&self, wall: u64) {
         self.wall.store(wall, Ordering::SeqCst);
+    }
+
+    /// Lets so much time pass, on both clocks. Threads that wait for a time do not notice.
+    pub fn pass(&self, time: Duration) {
+        *self.passed.lock().unwrap() += time;
+        self.wall.fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
     }
 
     /// How far the wall clock moves each time it is asked.
@@ -353,6 +361,6 @@ impl Clock for TestClock {
     }
 
     fn monotonic(&self) -> Duration {
-        self.start.elapsed()
+        self.start.elapsed() + *self.passed.lock().unwrap()
     }
 }

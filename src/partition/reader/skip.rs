@@ -61,9 +61,12 @@ impl Reader {
             self.see_cuts(&shared, offset)?;
             let end = self.config.visibility.check(&shared, offset)?.end;
             self.forget();
+            if offset == end {
+                return Ok(Skipped { records: offset..end, bytes: 0 });
+            }
             let found = self.next_whole(&shared, offset, end);
-            if self.cuts == shared.cuts.count() {
-                return shared.if_still_there(offset, found);
+            if let Some(found) = self.settle(&shared, offset, found) {
+                return found;
             }
         }
     }

@@ -49,8 +49,11 @@ impl Reader {
             let first = shared.first_offset();
             let found = self.search(&shared, time, first);
             // The segments that it looked into may have been removed meanwhile, or cut.
-            let is_as_before = shared.first_offset() == first && self.cuts == shared.cuts.count();
-            if is_as_before || (found.is_ok() && self.cuts == shared.cuts.count()) || shared.check_open().is_err() {
+            let changed = match &found {
+                Ok(_) => self.cuts != shared.cuts.count(),
+                Err(_) => shared.was_cut_since(self.cuts) || shared.first_offset() != first,
+            };
+            if !changed || shared.check_open().is_err() {
                 break found;
             }
         };
