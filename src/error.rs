@@ -176,6 +176,20 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
+    /// The partition was sealed, because it moves elsewhere: it takes no more appends here. Reads go on.
+    #[error("the partition {path:?} was sealed and moved; it takes no more appends here")]
+    Moved {
+        /// The partition's directory.
+        path: PathBuf,
+    },
+    /// A partition is to be taken in where there is one with records, or that had some.
+    #[error("the partition {partition} of the topic {topic:?} is not empty")]
+    PartitionNotEmpty {
+        /// The topic.
+        topic: String,
+        /// The partition's number.
+        partition: u32,
+    },
     /// The broker was closed, or the topic deleted.
     #[error("{path:?} is closed")]
     Closed {
@@ -207,6 +221,11 @@ impl Error {
     /// Whether the broker was closed or the topic deleted.
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Closed { .. })
+    }
+
+    /// Whether the partition was sealed, because it moves elsewhere.
+    pub fn is_moved(&self) -> bool {
+        matches!(self, Self::Moved { .. })
     }
 
     /// Whether an offset was asked for that is not there.

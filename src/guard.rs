@@ -63,10 +63,10 @@ pub enum Guard {
     RemovalsInOrder,
     /// The names of the segments that stay are durable before others go.
     SuccessorsBeforeRemovals,
-    /// The first offset that is remembered is durable before it takes the old one's place.
-    StartSynced,
+    /// A note of an offset is durable before it takes the old one's place.
+    NotesSynced,
     /// So is its name before it is acknowledged.
-    StartNameSynced,
+    NoteNamesSynced,
     /// No checkpoint vouches for records that are about to be cut.
     CutsAnnounced,
     /// Of segments that are cut from the end of the log, each is gone durably before the next goes.
@@ -75,6 +75,8 @@ pub enum Guard {
     CutsSynced,
     /// A file that has another name besides is not cut.
     LinksKept,
+    /// That a partition moved is noted before it is acknowledged.
+    MovesNoted,
 }
 
 #[cfg(feature = "sim")]
@@ -109,12 +111,13 @@ impl Guard {
         Self::DeletionsSynced,
         Self::RemovalsInOrder,
         Self::SuccessorsBeforeRemovals,
-        Self::StartSynced,
-        Self::StartNameSynced,
+        Self::NotesSynced,
+        Self::NoteNamesSynced,
         Self::CutsAnnounced,
         Self::CutsFromTheEnd,
         Self::CutsSynced,
         Self::LinksKept,
+        Self::MovesNoted,
     ];
 }
 

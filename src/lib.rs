@@ -45,8 +45,8 @@ pub use partition::Stepper;
 #[cfg(feature = "async")]
 pub use partition::TailStream;
 pub use partition::{
-    Checksums, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Removed, Skipped, Tail,
-    TailEvent, TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
+    Checksums, Exported, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Removed, Skipped,
+    Tail, TailEvent, TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
 };
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
 pub use topic::{Appended, Merged, Topic, TopicTail};

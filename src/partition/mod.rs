@@ -12,6 +12,8 @@ mod fetch;
 mod helm;
 mod index_files;
 mod mend;
+mod moving;
+mod note;
 mod open;
 mod queue;
 mod reader;
@@ -60,13 +62,15 @@ use watch::Watch;
 use writer::{InRing, Writer};
 
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
+pub use moving::Exported;
+pub(crate) use moving::take_in;
+pub(crate) use note::is_unfinished as is_unfinished_note;
 pub use open::{PartitionReport, TornTail};
 pub(crate) use open::{has_only_ours, is_note};
 pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, TimeRange, Visibility};
 pub(crate) use reader::{Span, TimeBounds};
 pub use records::{OwnedRecord, Records, RecordsIter};
 pub use retention::Removed;
-pub(crate) use start::is_unfinished as is_unfinished_note;
 #[cfg(feature = "sim")]
 pub use stepper::Stepper;
 #[cfg(feature = "async")]
@@ -87,6 +91,8 @@ struct Shared {
     /// That the writer stopped, and why if it was not told to. Set before it lets go of anything.
     stopped: OnceLock<Option<Error>>,
     closed: AtomicBool,
+    /// That it takes no more appends because it moves elsewhere. Set before its writer is told to end.
+    moved: AtomicBool,
     metrics: Metrics,
     /// The end of the log, in memory.
     recent: Recent,
@@ -159,6 +165,11 @@ impl Shared {
         })
     }
 
+    /// Whether the segment that begins at `base` is there, and was not removed.
+    fn has_segment(&self, base: u64) -> bool {
+        self.with_segments(|segments| segments.binary_search_by_key(&base, |segment| segment.base()).is_ok())
+    }
+
     /// The segment before the one that begins at `base`.
     fn segment_before(&self, base: u64) -> Option<Arc<Segment>> {
         self.with_segments(|segments| {
@@ -179,6 +190,7 @@ impl Shared {
         self.workers.work_until(|| self.stopped.get().is_some());
         match self.stopped.wait() {
             Some(cause) => Error::Failed { path: self.dir.to_path_buf(), cause: Arc::new(cause.clone()) },
+            None if self.moved.load(Ordering::Acquire) && self.check_open().is_ok() => Error::Moved { path: self.dir.to_path_buf() },
             None => Error::Closed { path: self.dir.to_path_buf() },
         }
     }
@@ -304,6 +316,7 @@ impl Partition {
             watches: Watches { appended: Watch::new(), durable: Watch::new() },
             stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
+            moved: AtomicBool::new(false),
             metrics: Metrics::default(),
             recent: Recent::default(),
             checkpoints: Mutex::new(checkpoints),
@@ -326,7 +339,14 @@ impl Partition {
         let start = Appender { active, next_offset, last_timestamp, first_timestamp };
         let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
         let answers = Pool::new(ANSWERS);
+        let has_moved = note::Note::Moved.read(&*shared.disk, &shared.dir).unwrap_or_else(|error| {
+            tracing::warn!(%error, path = %shared.dir.display(), "whether the partition moved cannot be read; it takes appends");
+            None
+        });
         let inner = Inner { shared, topic, number, queue, answers, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
+        if has_moved.is_some() {
+            inner.end_writer(true)?;
+        }
         Ok((Self(Arc::new(inner)), report))
     }
 
@@ -503,17 +523,27 @@ impl Inner {
         reply.wait().unwrap_or_else(|| Err(self.shared.why_stopped()))
     }
 
-    fn close(&self) -> Result<()> {
+    /// Has the writer write all that is queued and end, if it did not yet; with `moves`, because the partition goes elsewhere.
+    fn end_writer(&self, moves: bool) -> Result<()> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(thread) = writer.take() else {
-            return if self.shared.has_failed() { Err(self.shared.why_stopped()) } else { Ok(()) };
+            let is_as_asked = !self.shared.has_failed() && (!moves || self.shared.moved.load(Ordering::Acquire));
+            return if is_as_asked { Ok(()) } else { Err(self.shared.why_stopped()) };
         };
+        if moves {
+            self.shared.moved.store(true, Ordering::Release);
+        }
         let result = self.ask(|answer| Message::Close { answer });
         // A panic of the writer was caught, and is the latch's error.
         match thread {
             Some(thread) => drop(thread.join()),
             None => self.shared.workers.work_until(|| self.helm.is_over()),
         }
+        result
+    }
+
+    fn close(&self) -> Result<()> {
+        let result = self.end_writer(false);
         self.shared.closed.store(true, Ordering::Release);
         // Segments that are being removed are the last thing done here.
         drop(self.shared.removing.lock());

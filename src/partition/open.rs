@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::checkpoint::{self, Checkpoint, Checkpoints};
 use super::mend::{self, Judged};
-use super::start;
+use super::note;
 use super::walk::{Walk, Way};
 use crate::config::{Opening, Recovery, TopicConfig};
 use crate::error::{Error, Result};
@@ -192,7 +192,7 @@ struct Listed {
 
 /// Whether a file is called as what the engine notes of a partition beside its segments.
 pub(crate) fn is_note(name: &OsStr) -> bool {
-    name == checkpoint::NAME || name == start::NAME || start::is_unfinished(name)
+    name == checkpoint::NAME || note::is_name(name)
 }
 
 /// Whether all that the directory holds are files that this engine makes in a partition, by their names.
@@ -229,8 +229,8 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut PartitionReport) -> Result<Lis
             }
             None if segment::is_copy(&entry.name) && !segment::is_unfinished(&entry.name) => {}
             _ if entry.name == checkpoint::NAME => checkpoint = Some(entry.kind),
-            _ if start::is_unfinished(&entry.name) && entry.kind == EntryKind::File => unfinished.push(path),
-            _ if entry.name == start::NAME && entry.kind == EntryKind::File => {}
+            _ if note::is_unfinished(&entry.name) && entry.kind == EntryKind::File => unfinished.push(path),
+            _ if note::is_name(&entry.name) && entry.kind == EntryKind::File => {}
             _ => report.ignored.push(path),
         }
     }

@@ -46,7 +46,8 @@ impl Partition {
     pub(crate) fn enforce_retention(&self, now: u64) -> Result<Removed> {
         let shared = &self.0.shared;
         let (age, most) = (shared.config.retention_age, shared.config.retention_bytes);
-        if age.is_none() && most.is_none() {
+        // Whoever copies the files of a partition that moves must find them all.
+        if (age.is_none() && most.is_none()) || self.is_sealed() {
             return Ok(self.removed(shared.first_offset(), (0, 0)));
         }
         shared.check_open()?;

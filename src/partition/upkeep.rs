@@ -129,12 +129,21 @@ impl Job {
                 Done::Prepare(prepared.and_then(|prepared| prepared.synced(shared)))
             }
             Self::Seal { log, index, segment } => {
-                index.write(&*shared.disk, u64::MAX);
                 let synced = log.sync().map_err(Error::io("sync", &segment.path(Kind::Log)));
-                index.seal(&*shared.disk);
+                let alone = shared.removing.lock();
+                if shared.has_segment(segment.base()) {
+                    index.write(&*shared.disk, u64::MAX);
+                    index.seal(&*shared.disk);
+                }
+                drop(alone);
                 Done::Seal(synced)
             }
             Self::Sum { segment, sum, next_offset } => {
+                let _alone = shared.removing.lock();
+                if !shared.has_segment(segment.base()) {
+                    // It was removed from the front of the log; nothing may be left beside it.
+                    return Done::Sum;
+                }
                 if let Err(error) = write_sum(shared, &segment, sum, next_offset) {
                     tracing::warn!(%error, path = %segment.path(Kind::Sum).display(), "a sealed segment stays without a checksum of its own");
                 }

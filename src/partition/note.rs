@@ -1,0 +1,158 @@
+//! Small files of the engine's own in a partition's directory, each with one offset. Never needed to read the partition.
+//!
+//! A note is replaced as a whole, so that it always says the one or the other. What another put under its name is left alone.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
+use crate::io::transfer::{read_up_to_at, write_all_at};
+use crate::io::{Disk, Open};
+
+/// Which note.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Note {
+    /// The first offset that is given out, where that is not the first segment's base.
+    Start,
+    /// That the partition takes no more appends here, because it moves elsewhere, and where it ended.
+    Moved,
+}
+
+const ALL: [Note; 2] = [Note::Start, Note::Moved];
+
+const VERSION: u32 = 1;
+
+/// Magic, version, offset; and then their checksum.
+const CHECKED_BYTES: usize = 20;
+const BYTES: usize = CHECKED_BYTES + 4;
+
+/// Whether a file is called as one of them, or as one that is not whole yet.
+pub(super) fn is_name(name: &OsStr) -> bool {
+    ALL.iter().any(|note| name == note.name()) || is_unfinished(name)
+}
+
+/// Whether a file is called as one that was being replaced when something interrupted that.
+pub(crate) fn is_unfinished(name: &OsStr) -> bool {
+    ALL.iter().any(|note| name == note.unfinished().as_str())
+}
+
+impl Note {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Moved => "moved",
+        }
+    }
+
+    fn unfinished(self) -> String {
+        format!("{}.tmp", self.name())
+    }
+
+    fn magic(self) -> [u8; 8] {
+        match self {
+            Self::Start => *b"sapwstrt",
+            Self::Moved => *b"sapwmovd",
+        }
+    }
+
+    pub(super) fn path(self, dir: &Path) -> PathBuf {
+        dir.join(self.name())
+    }
+
+    /// What it says; none if there is none.
+    ///
+    /// # Errors
+    /// What the system says; `InvalidData` to something that this engine does not write.
+    pub(super) fn read(self, disk: &dyn Disk, dir: &Path) -> io::Result<Option<u64>> {
+        let file = match disk.open(&self.path(dir), Open::READ) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        // One byte more than there may be.
+        let mut bytes = [0; BYTES + 1];
+        let len = read_up_to_at(&*file, &mut bytes, 0)?;
+        let offset = u64::from_be_bytes(bytes[12..CHECKED_BYTES].try_into().expect("8 bytes within"));
+        if len == BYTES && bytes[..BYTES] == self.encode(offset) {
+            Ok(Some(offset))
+        } else {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "not what this engine writes"))
+        }
+    }
+
+    /// Writes it, durably.
+    ///
+    /// # Errors
+    /// What the system says; it says what it said before, or, after a power loss, this.
+    pub(super) fn write(self, disk: &dyn Disk, dir: &Path, offset: u64) -> Result<()> {
+        let (path, unfinished) = (self.path(dir), dir.join(self.unfinished()));
+        self.read(disk, dir).map_err(Error::io("replace", &path))?;
+        let written = || {
+            let file = disk.open(&unfinished, Open::EMPTY)?;
+            write_all_at(&*file, &self.encode(offset), 0, false)?;
+            if guard::stands(Guard::NotesSynced) { file.sync() } else { Ok(()) }
+        };
+        written().map_err(Error::io("write", &unfinished))?;
+        disk.replace(&unfinished, &path).map_err(Error::io("replace", &path))?;
+        if guard::stands(Guard::NoteNamesSynced) { disk.sync_dir(dir).map_err(Error::io("sync the directory", dir)) } else { Ok(()) }
+    }
+
+    /// Removes it, durably, if there is one.
+    pub(super) fn remove(self, disk: &dyn Disk, dir: &Path) -> Result<()> {
+        let path = self.path(dir);
+        match self.read(disk, dir).map_err(Error::io("remove", &path))? {
+            None => Ok(()),
+            Some(_) => disk.remove_file(&path).and_then(|()| disk.sync_dir(dir)).map_err(Error::io("remove", &path)),
+        }
+    }
+
+    fn encode(self, offset: u64) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        bytes[..8].copy_from_slice(&self.magic());
+        bytes[8..12].copy_from_slice(&VERSION.to_be_bytes());
+        bytes[12..CHECKED_BYTES].copy_from_slice(&offset.to_be_bytes());
+        let crc = crc32fast::hash(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&crc.to_be_bytes());
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{Backend, OsDisk};
+
+    #[test]
+    fn what_is_damaged_says_nothing_and_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (dir, disk) = (dir.path(), OsDisk::new(Backend::Posix).unwrap());
+        assert_eq!(Note::Start.read(&disk, dir).unwrap(), None);
+        for offset in [1, u64::MAX, 0x1234_5678_9abc_def0] {
+            Note::Start.write(&disk, dir, offset).unwrap();
+            assert_eq!(Note::Start.read(&disk, dir).unwrap(), Some(offset));
+        }
+        let path = Note::Start.path(dir);
+        let good = std::fs::read(&path).unwrap();
+        let is_anothers = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            assert_eq!(Note::Start.read(&disk, dir).unwrap_err().kind(), io::ErrorKind::InvalidData);
+            assert!(Note::Start.write(&disk, dir, 7).is_err() && Note::Start.remove(&disk, dir).is_err());
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        };
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            is_anothers(&bytes);
+        }
+        for len in (0..good.len()).chain([good.len() + 1]) {
+            let mut bytes = good.clone();
+            bytes.resize(len, 0);
+            is_anothers(&bytes);
+        }
+        is_anothers(&Note::Moved.encode(7));
+        std::fs::write(&path, good).unwrap();
+        Note::Start.remove(&disk, dir).unwrap();
+        assert!(!path.exists() && Note::Start.remove(&disk, dir).is_ok());
+    }
+}
