@@ -75,6 +75,10 @@ pub enum Guard {
     CutsSynced,
     /// A file that has another name besides is not cut.
     LinksKept,
+    /// A topic's new settings are durable before they take the place of the old ones.
+    SettingsSynced,
+    /// Altering a topic is acknowledged after it is durable which settings are its.
+    AlterationsSynced,
 }
 
 #[cfg(feature = "sim")]
@@ -115,6 +119,8 @@ impl Guard {
         Self::CutsFromTheEnd,
         Self::CutsSynced,
         Self::LinksKept,
+        Self::SettingsSynced,
+        Self::AlterationsSynced,
     ];
 }
 

@@ -49,7 +49,7 @@ pub use partition::{
     TailEvent, TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
 };
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
-pub use topic::{Appended, Merged, Topic, TopicTail};
+pub use topic::{Appended, Merged, Topic, TopicTail, UnsoundSettings};
 
 /// Runs the README's examples as tests.
 #[cfg(doctest)]

@@ -20,6 +20,7 @@ mod support;
 
 mod ahead;
 mod alone;
+mod altering;
 mod api;
 #[cfg(feature = "cli")]
 mod bench;

@@ -65,6 +65,8 @@ const CANARIES: &[(Guard, Way)] = &[
     (Guard::OpeningRefusesDamage, Way::Probe("damage before the checkpoint", damage_is_refused)),
     (Guard::TopicNamesSynced, Way::Random(0)),
     (Guard::DeletionsSynced, Way::Crash("deleted_topic", script::deleted_topic, Durability::Durable, 86)),
+    (Guard::SettingsSynced, Way::Crash("altered_topic", script::altered_topic, Durability::Durable, 23)),
+    (Guard::AlterationsSynced, Way::Crash("altered_topic", script::altered_topic, Durability::Durable, 24)),
 ];
 
 impl fmt::Display for Way {
