@@ -79,6 +79,8 @@ pub enum Guard {
     SettingsSynced,
     /// Altering a topic is acknowledged after it is durable which settings are its.
     AlterationsSynced,
+    /// A deleted topic's file is emptied only if it has no other name.
+    OtherNamesKept,
 }
 
 #[cfg(feature = "sim")]
@@ -121,6 +123,7 @@ impl Guard {
         Self::LinksKept,
         Self::SettingsSynced,
         Self::AlterationsSynced,
+        Self::OtherNamesKept,
     ];
 }
 

@@ -7,6 +7,7 @@ use super::parent_of;
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::{Disk, EntryKind};
+use crate::segment;
 use crate::topic::Topic;
 
 /// With this in front, a name of 249 bytes still is one of at most 255.
@@ -64,6 +65,8 @@ fn remove_to(depth: u32, disk: &dyn Disk, dir: &Path) -> Result<()> {
         let path = dir.join(&entry.name);
         if entry.kind == EntryKind::Directory && depth > 0 {
             remove_to(depth - 1, disk, &path)?;
+        } else if segment::is_of_one(&entry.name) {
+            segment::remove_with_space(disk, &path).map_err(Error::io("remove", &path))?;
         } else {
             disk.remove_file(&path).map_err(Error::io("remove", &path))?;
         }
