@@ -20,7 +20,7 @@ use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
 use crate::partition::{OwnedRecord, Partition, PartitionReport, Workers};
-use crate::topic::{Appended, Cores, Opened, Surroundings, Topic, UnsoundSettings, check_name};
+use crate::topic::{Appended, Cores, Opened, Surroundings, Topic, TopicDescription, UnsoundSettings, check_name};
 
 use remove::DELETED;
 use topics::Topics;
@@ -179,8 +179,8 @@ impl Broker {
         }
     }
 
-    /// Deletes a topic and all its records. Handles to it get [`Error::Closed`] from then on, as from [`Topic::close`]. After a crash it is
-    /// there whole, or not at all.
+    /// Deletes a topic and all its records. Handles to it get [`Error::Closed`] from then on, as from [`Topic::close`]. Its space is given back
+    /// when this returns, also while readers hold its files; but for what has another name. After a crash it is there whole, or not at all.
     ///
     /// # Blocking
     /// Until what was queued for it is written, and until another that makes, alters or deletes a topic of that name is done.
@@ -237,6 +237,14 @@ impl Broker {
         check_name(name)?;
         let (_claim, topic) = self.0.topics.claim(name)?;
         topic.alter(&*self.0.disk, change).map_err(disk_full_or)
+    }
+
+    /// What there is to say of a topic. See [`Topic::describe`].
+    ///
+    /// # Errors
+    /// As for [`Self::topic`] and [`Topic::describe`].
+    pub fn describe_topic(&self, name: &str) -> Result<TopicDescription> {
+        self.topic(name)?.describe()
     }
 
     /// A handle to a topic.

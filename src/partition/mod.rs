@@ -7,6 +7,7 @@ mod active;
 mod checkpoint;
 mod commit;
 mod cut;
+mod describe;
 mod ends;
 mod fetch;
 mod helm;
@@ -62,6 +63,7 @@ use watch::Watch;
 use writer::{InRing, Writer};
 
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
+pub use describe::PartitionDescription;
 pub use open::{PartitionReport, TornTail};
 pub(crate) use open::{has_only_ours, is_note};
 pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, TimeRange, Visibility};
@@ -544,6 +546,7 @@ impl Inner {
         self.shared.closed.store(true, Ordering::Release);
         // Segments that are being removed are the last thing done here.
         drop(self.shared.removing.lock());
+        self.shared.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).let_go();
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
         result
     }

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::config::{MAX_PARTITIONS, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock};
-use crate::partition::{self, Partition, PartitionReport, Placement, Workers};
+use crate::partition::{self, Partition, PartitionDescription, PartitionReport, Placement, Workers};
 use crate::record::{Batch, to_usize};
 use crate::segment;
 
@@ -33,6 +33,18 @@ pub struct Appended {
     pub partition: u32,
     /// Its offset there.
     pub offset: u64,
+}
+
+/// A topic, described.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TopicDescription {
+    /// Its name.
+    pub name: String,
+    /// Its settings, as they are now.
+    pub config: TopicConfig,
+    /// Its partitions, in the order of their numbers.
+    pub partitions: Vec<PartitionDescription>,
 }
 
 /// A handle to a topic. Clones are handles to the same one.
@@ -200,6 +212,18 @@ impl Topic {
     /// Its settings, as they are now.
     pub fn config(&self) -> TopicConfig {
         self.0.partitions.first().expect("a topic has a partition").config()
+    }
+
+    /// Its settings, and of each partition its offsets, its segments, and what it takes on the disk.
+    ///
+    /// # Blocking
+    /// While the length of each of its files is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], and what the system says.
+    pub fn describe(&self) -> Result<TopicDescription> {
+        let partitions = self.0.partitions.iter().map(Partition::describe).collect::<Result<_>>()?;
+        Ok(TopicDescription { name: self.0.name.clone(), config: self.config(), partitions })
     }
 
     /// How many partitions it has.

@@ -60,6 +60,7 @@ mod time;
 mod time_lookup;
 #[cfg(feature = "cli")]
 mod tool;
+mod topic_lives;
 mod topic_readers;
 mod topics;
 mod upkeep;
