@@ -165,6 +165,14 @@ impl Topic {
         settings::stored(disk, dir).map(|config| config.index_interval)
     }
 
+    /// The settings of the topic in `dir`, if it has any.
+    ///
+    /// # Errors
+    /// They cannot be used, and why.
+    pub(crate) fn stored_settings(disk: &dyn Disk, dir: &Path) -> Result<Option<TopicConfig>> {
+        settings::look(disk, dir)
+    }
+
     /// Whether nothing in the directory is another's: what a topic that is half made or half deleted may consist of.
     pub(crate) fn is_all_ours(disk: &dyn Disk, dir: &Path) -> Result<bool> {
         let Listed { numbers, others, .. } = Listed::of(disk, dir).map_err(Error::io("list", dir))?;

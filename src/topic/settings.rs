@@ -98,23 +98,32 @@ fn write_to(disk: &dyn Disk, path: &Path, how: Open, config: &TopicConfig) -> Re
 
 /// The settings, if there are any and they are sound.
 pub(super) fn stored(disk: &dyn Disk, dir: &Path) -> Option<TopicConfig> {
-    try_read(disk, &path(dir)).ok().filter(|config| config.validate().is_ok())
+    look(disk, dir).ok().flatten()
+}
+
+/// The settings, if there are any.
+///
+/// # Errors
+/// They cannot be used: they cannot be read, say nothing, or one is out of range.
+pub(super) fn look(disk: &dyn Disk, dir: &Path) -> Result<Option<TopicConfig>> {
+    let path = path(dir);
+    match try_read(disk, &path) {
+        Ok(config) => config.validate().map(|()| Some(config)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("read", &path)(error)),
+    }
 }
 
 /// Reads the settings. Where there are none, or none that can be used, `fallback` serves, with as many partitions as were counted and an
 /// index interval that suits the indexes that are there. The second is why those that are there cannot be used.
 pub(super) fn read(disk: &dyn Disk, dir: &Path, fallback: &TopicConfig, counted: u32) -> Result<(TopicConfig, Option<Error>)> {
-    let path = path(dir);
-    let unsound = match try_read(disk, &path) {
-        Ok(config) => match config.validate() {
-            Ok(()) => return Ok((config, None)),
-            Err(error) => Some(error),
-        },
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => Some(Error::io("read", &path)(error)),
+    let unsound = match look(disk, dir) {
+        Ok(Some(config)) => return Ok((config, None)),
+        Ok(None) => None,
+        Err(error) => Some(error),
     };
     if let Some(error) = &unsound {
-        tracing::warn!(%error, path = %path.display(), "settings cannot be used; the broker's fallback serves");
+        tracing::warn!(%error, path = %path(dir).display(), "settings cannot be used; the broker's fallback serves");
     }
     let index_interval = guess_interval(disk, dir)?.unwrap_or(fallback.index_interval);
     Ok((TopicConfig { partitions: counted, index_interval, ..fallback.clone() }, unsound))
