@@ -123,7 +123,8 @@ pub enum Pinning {
     Cores(Vec<usize>),
 }
 
-/// The settings of one topic, stored beside its partitions when it is created.
+/// The settings of one topic, stored beside its partitions when it is created. [`Broker::alter_topic`](crate::Broker::alter_topic) says which of them
+/// may change later.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TopicConfig {
@@ -140,7 +141,7 @@ pub struct TopicConfig {
     /// Default none: no segment goes by its age. Minimum 1 ms, maximum 100 years.
     pub retention_age: Option<Duration>,
     /// Segments go, oldest first, while all logs of a partition together are larger than this; the one that takes the appends stays. Bytes, for each
-    /// partition. Default none: no segment goes by size.
+    /// partition. Default none: no segment goes by size. Maximum 2^62.
     pub retention_bytes: Option<u64>,
     /// How much of a segment is allocated on the device ahead of the records, and again when that is used up.
     /// Bytes. Default 64 MiB, minimum 4 KiB, maximum 2^40. Never past the end of the segment.
@@ -194,6 +195,39 @@ impl Default for TopicConfig {
 }
 
 impl TopicConfig {
+    /// The first setting that `new` has otherwise and that cannot change while the topic is there.
+    pub(crate) fn fixed_difference(&self, new: &Self) -> Option<&'static str> {
+        let Self {
+            partitions,
+            segment_bytes: _,
+            segment_age: _,
+            retention_age: _,
+            retention_bytes: _,
+            preallocate_bytes,
+            index_interval,
+            durability,
+            linger_us: _,
+            commit_bytes,
+            commit_records,
+            tail_bytes,
+            max_batch_bytes: _,
+            queue_bytes,
+            queue_batches,
+        } = new;
+        let differences = [
+            ("partitions", *partitions != self.partitions),
+            ("preallocate_bytes", *preallocate_bytes != self.preallocate_bytes),
+            ("index_interval", *index_interval != self.index_interval),
+            ("durability", *durability != self.durability),
+            ("commit_bytes", *commit_bytes != self.commit_bytes),
+            ("commit_records", *commit_records != self.commit_records),
+            ("tail_bytes", *tail_bytes != self.tail_bytes),
+            ("queue_bytes", *queue_bytes != self.queue_bytes),
+            ("queue_batches", *queue_batches != self.queue_batches),
+        ];
+        differences.into_iter().find(|(_, differs)| *differs).map(|(name, _)| name)
+    }
+
     /// Checks every setting against its limits.
     ///
     /// # Errors
@@ -204,6 +238,7 @@ impl TopicConfig {
         check("preallocate_bytes", self.preallocate_bytes, 1 << 12, 1 << 40)?;
         check_age("segment_age", self.segment_age)?;
         check_age("retention_age", self.retention_age)?;
+        check("retention_bytes", self.retention_bytes.unwrap_or(0), 0, 1 << 62)?;
         check("index_interval", self.index_interval.into(), 1, u32::MAX.into())?;
         check("linger_us", self.linger_us, 0, 60_000_000)?;
         check("commit_bytes", self.commit_bytes, 1 << 12, 1 << 30)?;
@@ -276,6 +311,7 @@ mod tests {
             ("preallocate_bytes", TopicConfig { preallocate_bytes: 0, ..default() }),
             ("segment_age", TopicConfig { segment_age: Some(Duration::from_micros(999)), ..default() }),
             ("retention_age", TopicConfig { retention_age: Some(Duration::MAX), ..default() }),
+            ("retention_bytes", TopicConfig { retention_bytes: Some(u64::MAX), ..default() }),
             ("index_interval", TopicConfig { index_interval: 0, ..default() }),
             ("linger_us", TopicConfig { linger_us: u64::MAX, ..default() }),
             ("commit_bytes", TopicConfig { commit_bytes: 1, ..default() }),

@@ -25,6 +25,12 @@ pub enum Error {
         /// The most it may be.
         maximum: u64,
     },
+    /// Settled when a topic is made.
+    #[error("{name} cannot be changed: it is settled when a topic is made")]
+    SettingFixed {
+        /// The setting.
+        name: &'static str,
+    },
     /// Checked before any path is built.
     #[error("{name:?} is no topic name: 1 to 249 of A-Z a-z 0-9 . _ -, not beginning with a dot")]
     InvalidTopicName {
@@ -190,7 +196,7 @@ pub enum Error {
         /// The partition's number.
         partition: u32,
     },
-    /// The broker was closed, or the topic deleted.
+    /// The broker or the topic was closed, or the topic deleted.
     #[error("{path:?} is closed")]
     Closed {
         /// What was closed.
@@ -218,7 +224,7 @@ impl Error {
         matches!(self, Self::Failed { .. })
     }
 
-    /// Whether the broker was closed or the topic deleted.
+    /// Whether the broker or the topic was closed, or the topic deleted.
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Closed { .. })
     }

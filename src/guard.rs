@@ -77,6 +77,12 @@ pub enum Guard {
     LinksKept,
     /// That a partition moved is noted before it is acknowledged.
     MovesNoted,
+    /// A topic's new settings are durable before they take the place of the old ones.
+    SettingsSynced,
+    /// Altering a topic is acknowledged after it is durable which settings are its.
+    AlterationsSynced,
+    /// A deleted topic's file is emptied only if it has no other name.
+    OtherNamesKept,
 }
 
 #[cfg(feature = "sim")]
@@ -118,6 +124,9 @@ impl Guard {
         Self::CutsSynced,
         Self::LinksKept,
         Self::MovesNoted,
+        Self::SettingsSynced,
+        Self::AlterationsSynced,
+        Self::OtherNamesKept,
     ];
 }
 

@@ -45,11 +45,11 @@ pub use partition::Stepper;
 #[cfg(feature = "async")]
 pub use partition::TailStream;
 pub use partition::{
-    Checksums, Exported, OwnedRecord, Partition, PartitionReport, ReadMode, Reader, ReaderConfig, Records, RecordsIter, Removed, Skipped,
-    Tail, TailEvent, TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
+    Checksums, Exported, OwnedRecord, Partition, PartitionDescription, PartitionReport, ReadMode, Reader, ReaderConfig, Records,
+    RecordsIter, Removed, Skipped, Tail, TailEvent, TailRecords, Ticket, TimeRange, TornTail, TryAppendError, Visibility,
 };
 pub use record::{Batch, Flaw, HEADER_BYTES, Header, Record, RecordTooLarge};
-pub use topic::{Appended, Merged, Topic, TopicTail};
+pub use topic::{Appended, Merged, Topic, TopicDescription, TopicTail, UnsoundSettings};
 
 /// Runs the README's examples as tests.
 #[cfg(doctest)]

@@ -3,12 +3,14 @@
 //! A topic appears whole or not at all: it is laid out under a hidden name, which a rename makes its own; and it is deleted
 //! the same way backwards. What an interrupted one leaves under a hidden name is removed on opening.
 
+mod remove;
 mod retention;
+mod topics;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::clock::{Clock, SystemClock};
 use crate::config::{BrokerConfig, Pinning, TopicConfig};
@@ -18,19 +20,18 @@ use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
 use crate::partition::{OwnedRecord, Partition, PartitionReport, Workers};
-use crate::topic::{Appended, Cores, Surroundings, Topic, check_name};
+use crate::topic::{Appended, Cores, Opened, Surroundings, Topic, TopicDescription, UnsoundSettings, check_name};
+
+use remove::DELETED;
+use topics::Topics;
 
 pub use retention::RetentionReport;
 use retention::{Schedule, SoundTime};
 
 const LOCK: &str = ".lock";
 
-/// With these in front, a name of 249 bytes still is one of at most 255.
+/// With this in front, a name of 249 bytes still is one of at most 255.
 const NEW: &str = ".new-";
-const DELETED: &str = ".del-";
-
-/// How deep a left-over is removed: a topic, its partitions, their files.
-const REMOVE_DEPTH: u32 = 4;
 
 /// What opening a data directory found.
 #[derive(Debug, Clone, Default)]
@@ -42,6 +43,8 @@ pub struct OpenReport {
     pub ignored: Vec<PathBuf>,
     /// Topics that were half made or half deleted, and are gone now.
     pub removed: Vec<PathBuf>,
+    /// Topics whose stored settings could not be used, with what serves instead. One that has none is no such topic.
+    pub unsound_settings: Vec<UnsoundSettings>,
 }
 
 /// All topics of one data directory. Clones are handles to the same broker.
@@ -57,16 +60,9 @@ struct Inner {
     dir: PathBuf,
     disk: Arc<dyn Disk>,
     report: OpenReport,
-    state: Mutex<Option<State>>,
+    topics: Topics,
     /// What ages go by. Held during a pass.
     time: Mutex<SoundTime>,
-}
-
-/// There until the broker is closed.
-#[derive(Debug)]
-struct State {
-    around: Surroundings,
-    topics: BTreeMap<String, Topic>,
 }
 
 impl Broker {
@@ -116,15 +112,16 @@ impl Broker {
         let mut report = OpenReport::default();
         let mut topics = BTreeMap::new();
         for (path, name) in list(&*disk, dir, &mut report)? {
-            let (topic, partitions, ignored) = Topic::open(&around, &path, &name, &config.fallback)?;
+            let Opened { topic, partitions, ignored, unsound } = Topic::open(&around, &path, &name, &config.fallback)?;
             report.partitions.extend(partitions);
             report.ignored.extend(ignored);
+            report.unsound_settings.extend(unsound);
             topics.insert(name, topic);
         }
         let time = Mutex::new(SoundTime::new(newest_record(&topics, &*around.clock), &*around.clock));
         let by_itself = matches!(around.workers, Workers::Threads);
-        let state = Mutex::new(Some(State { around, topics }));
-        let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, state, time });
+        let topics = Topics::new(dir.to_owned(), around, topics);
+        let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, topics, time });
         let every = config.retention_every.filter(|_| by_itself);
         let schedule = every.map(|every| Schedule::start(Arc::clone(&inner), every).map(Arc::new)).transpose();
         Ok(Self(inner, schedule.map_err(Error::io("start a retention thread for", dir))?))
@@ -140,7 +137,10 @@ impl Broker {
         self.0.disk.backend()
     }
 
-    /// Makes a topic. After a crash it is there whole, or not at all.
+    /// Makes a topic. After a crash it is there whole, or not at all. Of several at once that make one of the same name, one does.
+    ///
+    /// # Blocking
+    /// Also until another that makes or deletes a topic of that name is done.
     ///
     /// # Errors
     /// [`Error::InvalidTopicName`], [`Error::InvalidConfig`], [`Error::TopicExists`], [`Error::DiskFull`],
@@ -148,57 +148,103 @@ impl Broker {
     pub fn create_topic(&self, name: &str, config: TopicConfig) -> Result<Topic> {
         check_name(name)?;
         config.validate()?;
-        let mut state = self.0.state();
-        let state = open_state(&mut state, &self.0.dir)?;
-        let exists = || Error::TopicExists { topic: name.to_owned() };
-        if state.topics.contains_key(name) {
-            return Err(exists());
-        }
+        let claim = self.0.topics.claim_free(name)?;
         let (disk, dir) = (&*self.0.disk, &self.0.dir);
         let hidden = dir.join(format!("{NEW}{name}"));
         let path = dir.join(name);
-        make_way(disk, &hidden)?;
+        remove::make_way(disk, &hidden)?;
         disk.create_dir(&hidden).map_err(Error::io("create", &hidden)).map_err(disk_full_or)?;
         let made = Topic::lay_out(disk, &hidden, &config).and_then(|()| match disk.rename(&hidden, &path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+            // Something else has the name.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Error::TopicExists { topic: name.to_owned() }),
             result => result.map_err(Error::io("rename", &hidden)),
         });
         if let Err(error) = made {
-            remove_tree(disk, &hidden, REMOVE_DEPTH)
+            remove::remove_tree(disk, &hidden)
                 .unwrap_or_else(|error| tracing::warn!(%error, "a half-made topic is left until the next opening"));
             return Err(disk_full_or(error));
         }
         let named = if guard::stands(Guard::TopicNamesSynced) { disk.sync_dir(dir) } else { Ok(()) };
-        let opened = named.map_err(Error::io("sync the directory", dir)).and_then(|()| Topic::open(&state.around, &path, name, &config));
+        let opened = named.map_err(Error::io("sync the directory", dir)).and_then(|()| Topic::open(claim.around(), &path, name, &config));
         match opened {
-            Ok((topic, _, _)) => {
-                state.topics.insert(name.to_owned(), topic.clone());
+            Ok(Opened { topic, .. }) => {
+                claim.show(topic.clone());
                 Ok(topic)
             }
             Err(error) => {
-                delete_tree(disk, dir, name).unwrap_or_else(|error| tracing::warn!(%error, "a topic that could not be opened is left"));
+                let removed = remove::hide(disk, dir, name).and_then(|hidden| remove::finish(disk, &hidden));
+                removed.unwrap_or_else(|error| tracing::warn!(%error, "a topic that could not be opened is left"));
                 Err(disk_full_or(error))
             }
         }
     }
 
-    /// Deletes a topic and all its records. Handles to it get [`Error::Closed`] from then on. After a crash it is there
-    /// whole, or not at all.
+    /// Deletes a topic and all its records. Handles to it get [`Error::Closed`] from then on, as from [`Topic::close`]. Its space is given back
+    /// when this returns, also while readers hold its files; but for what has another name. After a crash it is there whole, or not at all.
     ///
     /// # Blocking
-    /// Until what was queued for it is written.
+    /// Until what was queued for it is written, and until another that makes, alters or deletes a topic of that name is done.
     ///
     /// # Errors
-    /// [`Error::TopicNotFound`], [`Error::Closed`], and what the system says.
+    /// [`Error::TopicNotFound`], [`Error::Closed`], and what the system says. The topic is closed then. It is still there, and can be deleted
+    /// again; or it is gone, and the next opening removes what is left of it.
     pub fn delete_topic(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        let mut state = self.0.state();
-        let state = open_state(&mut state, &self.0.dir)?;
-        let topic = state.topics.remove(name).ok_or_else(|| Error::TopicNotFound { topic: name.to_owned() })?;
+        let (claim, topic) = self.0.topics.claim(name)?;
+        claim.hide();
         if let Err(error) = topic.close() {
             tracing::warn!(%error, "a topic that is deleted could not be closed cleanly");
         }
-        delete_tree(&*self.0.disk, &self.0.dir, name)
+        match remove::hide(&*self.0.disk, &self.0.dir, name) {
+            Ok(hidden) => remove::finish(&*self.0.disk, &hidden),
+            Err(error) => {
+                claim.show(topic);
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes settings of a topic: `change` is given those that it has, and what it makes of them takes effect at once, with nothing interrupted.
+    /// The result is all of them.
+    ///
+    /// `segment_bytes`, `segment_age`, `retention_age`, `retention_bytes`, `linger_us` and `max_batch_bytes` may change; all others are settled
+    /// when a topic is made. Batches that are queued already are written also if they are larger than is allowed now. `change` must not make,
+    /// alter or delete topics, or close the broker: it would wait for itself.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sapwood::{Broker, BrokerConfig, TopicConfig};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let broker = Broker::open(dir.path(), BrokerConfig::default())?;
+    /// # broker.create_topic("orders", TopicConfig::default())?;
+    /// let week = Duration::from_secs(7 * 24 * 3600);
+    /// let config = broker.alter_topic("orders", |config| config.retention_age = Some(week))?;
+    /// assert_eq!(config.retention_age, Some(week));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Durability
+    /// When this returns, no crash takes the change back. A crash before leaves the old settings or the new ones.
+    ///
+    /// # Blocking
+    /// Until the settings are on the device, and another that alters or deletes the topic is done. Appends go on meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::SettingFixed`] names one that cannot change, [`Error::InvalidConfig`] one that is out of range; [`Error::TopicNotFound`],
+    /// [`Error::DiskFull`], [`Error::Closed`], and what the system says. Nothing changed then; only where the system also refused to have the old settings
+    /// put back, which is warned of, the next opening may find the new ones.
+    pub fn alter_topic(&self, name: &str, change: impl FnOnce(&mut TopicConfig)) -> Result<TopicConfig> {
+        check_name(name)?;
+        let (_claim, topic) = self.0.topics.claim(name)?;
+        topic.alter(&*self.0.disk, change).map_err(disk_full_or)
+    }
+
+    /// What there is to say of a topic. See [`Topic::describe`].
+    ///
+    /// # Errors
+    /// As for [`Self::topic`] and [`Topic::describe`].
+    pub fn describe_topic(&self, name: &str) -> Result<TopicDescription> {
+        self.topic(name)?.describe()
     }
 
     /// A handle to a topic.
@@ -207,14 +253,12 @@ impl Broker {
     /// [`Error::InvalidTopicName`], [`Error::TopicNotFound`], [`Error::Closed`].
     pub fn topic(&self, name: &str) -> Result<Topic> {
         check_name(name)?;
-        let mut state = self.0.state();
-        let state = open_state(&mut state, &self.0.dir)?;
-        state.topics.get(name).cloned().ok_or_else(|| Error::TopicNotFound { topic: name.to_owned() })
+        self.0.topics.get(name)
     }
 
     /// The topics' names, in order. None once the broker is closed.
     pub fn topics(&self) -> Vec<String> {
-        self.0.state().as_ref().map(|state| state.topics.keys().cloned().collect()).unwrap_or_default()
+        self.0.topics.names()
     }
 
     /// How many partitions a topic has.
@@ -252,18 +296,13 @@ impl Broker {
     /// Writes everything that is queued, gives preallocated space back, and lets go of the directory. All handles, clones of
     /// this one among them, get [`Error::Closed`] from then on.
     ///
+    /// # Blocking
+    /// Also until who makes, alters or deletes a topic is done.
+    ///
     /// # Errors
     /// The first failure; everything is closed all the same. A partition that had stopped tells why.
     pub fn close(self) -> Result<()> {
-        let Some(state) = self.0.state().take() else { return Err(Error::Closed { path: self.0.dir.clone() }) };
-        state.topics.values().map(Topic::close).fold(Ok(()), Result::and)
-    }
-}
-
-impl Inner {
-    fn state(&self) -> MutexGuard<'_, Option<State>> {
-        // The map is changed by single insertions and removals: whole at every moment that a panic could leave it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.topics.close()?.iter().map(Topic::close).fold(Ok(()), Result::and)
     }
 }
 
@@ -271,10 +310,6 @@ impl Inner {
 fn newest_record(topics: &BTreeMap<String, Topic>, clock: &dyn Clock) -> Option<u64> {
     let now = clock.wall_ns();
     topics.values().flat_map(Topic::partitions).filter_map(Partition::last_time).filter(|&time| time <= now).max()
-}
-
-fn open_state<'a>(state: &'a mut Option<State>, dir: &Path) -> Result<&'a mut State> {
-    state.as_mut().ok_or_else(|| Error::Closed { path: dir.to_owned() })
 }
 
 fn disk_full_or(error: Error) -> Error {
@@ -338,7 +373,7 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(Pat
             // Names with a dot in front are the engine's, but what another put there is still another's.
             EntryKind::Directory if left_over && Topic::is_all_ours(disk, &path)? => {
                 tracing::warn!(path = %path.display(), "removing a topic that was half made or half deleted");
-                remove_hidden(disk, &path)?;
+                remove::remove_hidden(disk, &path)?;
                 report.removed.push(path);
             }
             EntryKind::Directory if check_name(name).is_ok() && Topic::is_laid_out(disk, &path)? => topics.push((path, name.to_owned())),
@@ -351,54 +386,6 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(Pat
     report.ignored.sort();
     report.removed.sort();
     Ok(topics)
-}
-
-/// Gives the topic a hidden name, durably, and then removes it: from the rename on it is gone.
-fn delete_tree(disk: &dyn Disk, dir: &Path, name: &str) -> Result<()> {
-    let (path, hidden) = (dir.join(name), dir.join(format!("{DELETED}{name}")));
-    make_way(disk, &hidden)?;
-    disk.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
-    if guard::stands(Guard::DeletionsSynced) {
-        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
-    }
-    remove_tree(disk, &hidden, REMOVE_DEPTH)?;
-    disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))
-}
-
-/// Removes what an earlier attempt left under a hidden name. What another put there stays, and what comes next tells of it.
-fn make_way(disk: &dyn Disk, hidden: &Path) -> Result<()> {
-    let is_ours = match disk.list(hidden) {
-        Ok(_) => Topic::is_all_ours(disk, hidden)?,
-        Err(_) => false,
-    };
-    if is_ours { remove_hidden(disk, hidden) } else { Ok(()) }
-}
-
-/// Removes a topic that has a hidden name. Whoever gave it that name may have crashed before it was durable: a power loss in the
-/// middle of the removal must not bring back the topic's own name, and half of what was under it.
-fn remove_hidden(disk: &dyn Disk, hidden: &Path) -> Result<()> {
-    let dir = parent_of(hidden);
-    if guard::stands(Guard::DeletionsSynced) {
-        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
-    }
-    remove_tree(disk, hidden, REMOVE_DEPTH)
-}
-
-/// Removes a directory of the engine's own, and what is in it. Links are removed, never followed.
-fn remove_tree(disk: &dyn Disk, dir: &Path, depth: u32) -> Result<()> {
-    let entries = match disk.list(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        result => result.map_err(Error::io("list", dir))?,
-    };
-    for entry in entries {
-        let path = dir.join(&entry.name);
-        if entry.kind == EntryKind::Directory && depth > 0 {
-            remove_tree(disk, &path, depth - 1)?;
-        } else {
-            disk.remove_file(&path).map_err(Error::io("remove", &path))?;
-        }
-    }
-    disk.remove_dir(dir).map_err(Error::io("remove", dir))
 }
 
 /// The CPUs to pin writers to, all of them within the mask that this thread inherited.

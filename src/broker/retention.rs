@@ -117,11 +117,7 @@ impl Broker {
 impl Inner {
     /// One pass, as long as it `goes_on`.
     fn enforce_retention(&self, goes_on: impl Fn() -> bool) -> Result<RetentionReport> {
-        let (clock, topics) = {
-            let mut state = self.state();
-            let state = super::open_state(&mut state, &self.dir)?;
-            (Arc::clone(&state.around.clock), state.topics.values().cloned().collect::<Vec<_>>())
-        };
+        let (clock, topics) = self.topics.all()?;
         // One pass at a time, so that each reading of the clocks is later than the one before.
         let mut time = self.time.lock().unwrap_or_else(PoisonError::into_inner);
         let (now, ahead) = time.read(clock.wall_ns(), clock.monotonic());

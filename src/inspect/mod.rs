@@ -2,6 +2,7 @@
 //!
 //! - [`verify`] checks everything in a partition's directory. It takes no lock and changes nothing, so it serves on a damaged
 //!   partition, and on one that another process is appending to.
+//! - [`Inspector::describe`] says what there is in a topic's directory: its settings, and of each partition its offsets and its size.
 //! - [`Inspector::read`] gives the records, up to the end or to the damage that ends them.
 //! - [`Inspector::plan_repair`] says what a repair would do; [`Inspector::apply`] does it, with everything that is cut set aside first.
 //!
@@ -33,6 +34,7 @@ mod plan;
 mod records;
 mod repair;
 mod survey;
+mod topics;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -43,13 +45,14 @@ use crate::broker;
 use crate::error::{Error, Result};
 use crate::io::{Backend, Disk, EntryKind, OsDisk};
 use crate::segment;
-use crate::topic::{Topic, check_name};
+use crate::topic::Topic;
 
 pub use entries::{StoredEntries, StoredEntry};
 pub use finding::{Code, Finding, Severity};
 pub use plan::{RepairChoices, RepairPlan, SealedDamage};
 pub use records::{Place, StoredRecord, StoredRecords};
 pub use repair::Repaired;
+pub use topics::{StoredPartition, StoredTopic};
 pub use verify::{SegmentReport, VerifyReport};
 
 use listing::Listing;
@@ -169,15 +172,10 @@ impl Inspector {
         if Topic::is_laid_out(disk, dir)? {
             return Topic::partition_dirs(disk, dir);
         }
-        let mut entries = disk.list(dir).map_err(Error::io("list", dir))?;
-        entries.sort();
+        let entries = disk.list(dir).map_err(Error::io("list", dir))?;
         let mut partitions = Vec::new();
-        for entry in &entries {
-            let path = dir.join(&entry.name);
-            let has_name = entry.kind == EntryKind::Directory && entry.name.to_str().is_some_and(|name| check_name(name).is_ok());
-            if has_name && Topic::is_laid_out(disk, &path)? {
-                partitions.extend(Topic::partition_dirs(disk, &path)?);
-            }
+        for topic in self.topics(dir)? {
+            partitions.extend(Topic::partition_dirs(disk, &topic)?);
         }
         // A partition that was never written to holds nothing yet.
         let is_empty = entries.is_empty() && !repair::is_at_home(disk, dir)?;

@@ -239,7 +239,7 @@ impl Active {
 
     /// Whether it is time to make the next segment, with the log's records ending at `end`.
     pub(super) fn wants_successor(&self, shared: &Shared, end: u64) -> bool {
-        let limit = shared.config.segment_bytes;
+        let limit = shared.live.segment_bytes();
         is_worth_preparing(limit) && end >= limit - (limit / 2).min(shared.config.preallocate_bytes.max(WORTH_PREPARING))
     }
 

@@ -268,6 +268,12 @@ impl Checkpoints {
         }
     }
 
+    /// Closes the file. The partition is closed, and writes no more of them.
+    pub(super) fn let_go(&mut self) {
+        self.file = None;
+        self.usable = false;
+    }
+
     pub(super) fn path(&self) -> PathBuf {
         self.dir.join(NAME)
     }

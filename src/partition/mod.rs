@@ -7,10 +7,12 @@ mod active;
 mod checkpoint;
 mod commit;
 mod cut;
+mod describe;
 mod ends;
 mod fetch;
 mod helm;
 mod index_files;
+mod live;
 mod mend;
 mod moving;
 mod note;
@@ -53,6 +55,7 @@ use active::Active;
 use cut::Cuts;
 use ends::Ends;
 use helm::Helm;
+use live::{Fixed, Live};
 use queue::{Bell, Message, Queue, Refused};
 use recent::{Memory, Recent};
 use reply::{Answerer, Pool, Reply};
@@ -62,6 +65,7 @@ use watch::Watch;
 use writer::{InRing, Writer};
 
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
+pub use describe::PartitionDescription;
 pub use moving::Exported;
 pub(crate) use moving::take_in;
 pub(crate) use note::is_unfinished as is_unfinished_note;
@@ -83,7 +87,9 @@ pub(crate) use workers::Workers;
 #[derive(Debug)]
 struct Shared {
     dir: Arc<Path>,
-    config: TopicConfig,
+    config: Fixed,
+    /// The settings that may change.
+    live: Live,
     disk: Arc<dyn Disk>,
     segments: RwLock<Vec<Arc<Segment>>>,
     ends: Ends,
@@ -307,9 +313,11 @@ impl Partition {
         }
         let start = Start::open(&*disk, &dir, next_offset, &mut report)?;
         report.first_offset = report.first_offset.max(start.offset());
+        let (config, live) = live::split(&config);
         let shared = Arc::new(Shared {
             dir,
             config,
+            live,
             disk,
             segments: RwLock::new(segments),
             ends: Ends::new(next_offset),
@@ -413,7 +421,7 @@ impl Partition {
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
-        let limit = self.0.shared.config.max_batch_bytes;
+        let limit = self.0.shared.live.max_batch_bytes();
         if batch.is_empty() {
             Err(Error::EmptyBatch)
         } else if batch.bytes() > limit {
@@ -485,9 +493,15 @@ impl Partition {
         self.0.shared.metrics.read()
     }
 
-    /// Its topic's settings.
-    pub fn config(&self) -> &TopicConfig {
-        &self.0.shared.config
+    /// Its topic's settings, as they are now.
+    pub fn config(&self) -> TopicConfig {
+        self.0.shared.live.with(&self.0.shared.config)
+    }
+
+    /// Goes on with these settings, as far as they may change.
+    pub(crate) fn set_live(&self, config: &TopicConfig) {
+        self.0.shared.live.set(config);
+        self.0.helm.tell();
     }
 
     /// Its number within the topic.
@@ -498,6 +512,11 @@ impl Partition {
     /// Its directory.
     pub fn path(&self) -> &Path {
         &self.0.shared.dir
+    }
+
+    /// Whether it can be used: [`Error::Closed`] if not.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.0.shared.check_open()
     }
 
     /// Writes all that is queued, gives preallocated space back, and ends the writer. Later calls tell the same.
@@ -547,6 +566,7 @@ impl Inner {
         self.shared.closed.store(true, Ordering::Release);
         // Segments that are being removed are the last thing done here.
         drop(self.shared.removing.lock());
+        self.shared.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).let_go();
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
         result
     }

@@ -45,7 +45,7 @@ impl Partition {
     /// Removes what its topic's settings no longer keep, with `now` for the time.
     pub(crate) fn enforce_retention(&self, now: u64) -> Result<Removed> {
         let shared = &self.0.shared;
-        let (age, most) = (shared.config.retention_age, shared.config.retention_bytes);
+        let (age, most) = (shared.live.retention_age(), shared.live.retention_bytes());
         // Whoever copies the files of a partition that moves must find them all.
         if (age.is_none() && most.is_none()) || self.is_sealed() {
             return Ok(self.removed(shared.first_offset(), (0, 0)));

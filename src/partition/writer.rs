@@ -178,6 +178,10 @@ pub(super) struct Writer {
     end: u64,
     next_offset: u64,
     last_timestamp: u64,
+    /// The segments' size, as it was when the batch at hand had its turn: room is made for as much of it as that allows.
+    segment_bytes: u64,
+    /// The changes of the settings that it saw.
+    seen_changes: u64,
     /// Bytes that were queued or encoded while the last write was under way.
     came_meanwhile: u64,
     zero_ahead: ZeroAhead,
@@ -236,6 +240,8 @@ impl Writer {
             end: active.segment.appended(),
             next_offset,
             last_timestamp,
+            segment_bytes: shared.live.segment_bytes(),
+            seen_changes: shared.live.changes(),
             came_meanwhile: 0,
             zero_ahead: ZeroAhead::default(),
             unsynced: None,
@@ -264,6 +270,8 @@ impl Writer {
     /// # Errors
     /// The failure that latches the partition.
     pub(super) fn step(&mut self) -> Result<Step> {
+        // Before anything is decided by them: one that comes later is noticed before the wait.
+        self.seen_changes = self.shared.live.changes();
         self.reap()?;
         self.hear_upkeep()?;
         self.fill()?;
@@ -380,7 +388,7 @@ impl Writer {
         if !self.inbox.listen(place, hearing) {
             return false;
         }
-        if self.upkeep.has_news() {
+        if self.upkeep.has_news() || self.shared.live.changes() != self.seen_changes {
             self.inbox.stop_listening();
             return false;
         }
@@ -395,8 +403,9 @@ impl Writer {
         let config = &self.shared.config;
         let end = self.end + batch.bytes();
         self.came_meanwhile == 0
-            && config.linger_us == 0
-            && end <= config.segment_bytes
+            && self.linger().is_zero()
+            && self.segment_bytes == self.shared.live.segment_bytes()
+            && end <= self.segment_bytes
             && batch.bytes() <= config.commit_bytes
             && self.active.has_room(end)
             && self.flight.is_none()
@@ -481,6 +490,7 @@ impl Writer {
             if self.pending.is_some() {
                 return Ok(());
             }
+            self.segment_bytes = self.shared.live.segment_bytes();
             match self.inbox.take() {
                 Some(Message::Append { batch, answer }) => self.carried = Some(self.carry(batch, answer)),
                 Some(Message::Sync { answer }) => self.syncs.push((self.next_offset, answer)),
@@ -560,7 +570,7 @@ impl Writer {
     fn place_records(&mut self, carried: &mut Carried) -> Result<Option<Blocked>> {
         while let Some(bytes) = carried.batch.record_bytes(carried.at) {
             let position = self.end;
-            if position > 0 && position + to_u64(bytes) > self.shared.config.segment_bytes {
+            if position > 0 && position + to_u64(bytes) > self.segment_bytes {
                 return Ok(Some(Blocked::SegmentFull));
             }
             if !carried.has_room && !self.make_room(carried, position, bytes)? {
@@ -600,7 +610,7 @@ impl Writer {
             && carried.at == 0
             && (WORTH_WAKING..=config.commit_bytes).contains(&bytes)
             && carried.batch.len() <= config.commit_records
-            && self.end + bytes <= config.segment_bytes
+            && self.end + bytes <= self.segment_bytes
     }
 
     fn has_room_for_rest(&mut self, carried: &mut Carried) -> Result<bool> {
@@ -638,7 +648,7 @@ impl Writer {
     /// Room for as much of the batch as can go into this segment, before any of that is encoded: a disk that is full
     /// refuses whole batches, except those that span segments. False if it is worth waiting for.
     fn make_room(&mut self, carried: &mut Carried, position: u64, bytes: usize) -> Result<bool> {
-        let limit = self.shared.config.segment_bytes;
+        let limit = self.segment_bytes;
         let rest = carried.batch.bytes() - to_u64(carried.at);
         let end = (position + rest).min(limit).max(position + to_u64(bytes));
         if !self.active.has_room(end) {
@@ -684,7 +694,7 @@ impl Writer {
     }
 
     fn linger(&self) -> Duration {
-        Duration::from_micros(self.shared.config.linger_us)
+        self.shared.live.linger()
     }
 
     // ---------------------------------------------------------------- the write
@@ -912,7 +922,7 @@ impl Writer {
         if self.pending_entries >= PENDING_ENTRIES && !self.under_way.index && !self.active.index.failed() {
             self.begin_index()?;
         }
-        let limit = self.shared.config.segment_bytes;
+        let limit = self.segment_bytes;
         if !self.under_way.extend
             && let Some(range) = self.active.to_extend(self.end, limit)
         {
@@ -1050,7 +1060,7 @@ impl Writer {
 
     /// When the active segment will be too old for more records; that is put off where there was no room for the next.
     fn roll_at(&self) -> Option<Duration> {
-        let (age, (since, had)) = (self.shared.config.segment_age?, self.age?);
+        let (age, (since, had)) = (self.shared.live.segment_age()?, self.age?);
         Some(since.saturating_add(age.saturating_sub(had)).max(self.no_roll_before))
     }
 
@@ -1061,7 +1071,7 @@ impl Writer {
     /// Whether the active segment is to be left because of its age, and the next one is there if it can be made ahead.
     fn may_roll_by_age(&self) -> bool {
         let is_to_come = self.prepared.is_none() && self.may_prepare && self.zero_ahead.has_begun();
-        self.roll_is_due() && !self.under_way.prepare && !(is_to_come && active::is_worth_preparing(self.shared.config.segment_bytes))
+        self.roll_is_due() && !self.under_way.prepare && !(is_to_come && active::is_worth_preparing(self.segment_bytes))
     }
 
     /// Takes the end of a roll that nobody asked for.

@@ -13,11 +13,13 @@ mod survivors;
 mod tail;
 mod times;
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind, File, Open};
 use crate::record::to_usize;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -202,6 +204,27 @@ pub(crate) fn remove_files(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result
 /// Removes all that is derived from a log. Not durable yet.
 pub(crate) fn remove_derived(disk: &dyn Disk, dir: &Path, base: u64) -> io::Result<()> {
     Kind::DERIVED.into_iter().try_for_each(|kind| remove_if_there(disk, &dir.join(Name { base, kind }.to_string())))
+}
+
+/// Whether a file is called as one of a segment, be it the next one.
+pub(crate) fn is_of_one(name: &OsStr) -> bool {
+    Name::parse(name).is_some() || is_prepared(name)
+}
+
+/// Removes a file of a partition that is closed for good, and gives its space back, also while somebody still holds it open to read. One that
+/// has another name, as an export has, stays whole under that. Not durable yet.
+pub(crate) fn remove_with_space(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    // Later it has no name to be opened by.
+    let file = disk.open(path, Open::WRITE);
+    disk.remove_file(path)?;
+    // Nothing is promised of the space: where this is refused, it comes back with the last reader.
+    if let Ok(file) = file {
+        let is_named = file.details().map_or(true, |details| details.links > 0);
+        if !(is_named && guard::stands(Guard::OtherNamesKept)) {
+            file.set_len(0).unwrap_or_else(|error| tracing::debug!(%error, path = %path.display(), "a removed file keeps its space"));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn remove_if_there(disk: &dyn Disk, path: &Path) -> io::Result<()> {

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::config::{MAX_PARTITIONS, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock};
-use crate::partition::{self, Partition, PartitionReport, Placement, Workers};
+use crate::partition::{self, Partition, PartitionDescription, PartitionReport, Placement, Workers};
 use crate::record::{Batch, to_usize};
 use crate::segment;
 
@@ -35,6 +35,18 @@ pub struct Appended {
     pub offset: u64,
 }
 
+/// A topic, described.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TopicDescription {
+    /// Its name.
+    pub name: String,
+    /// Its settings, as they are now.
+    pub config: TopicConfig,
+    /// Its partitions, in the order of their numbers.
+    pub partitions: Vec<PartitionDescription>,
+}
+
 /// A handle to a topic. Clones are handles to the same one.
 #[derive(Debug, Clone)]
 pub struct Topic(Arc<Inner>);
@@ -42,10 +54,33 @@ pub struct Topic(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     name: String,
-    config: TopicConfig,
+    dir: PathBuf,
     partitions: Vec<Partition>,
     /// Where the next record without a key goes.
     turn: AtomicU32,
+}
+
+/// A topic that was opened, and what that found.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) topic: Topic,
+    pub(crate) partitions: Vec<PartitionReport>,
+    /// What is another's.
+    pub(crate) ignored: Vec<PathBuf>,
+    pub(crate) unsound: Option<UnsoundSettings>,
+}
+
+/// Stored settings of a topic that could not be used.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct UnsoundSettings {
+    /// The file. It stays as it is until the topic is altered.
+    pub path: PathBuf,
+    /// Why not: it could not be read, or a setting is out of range.
+    pub cause: Error,
+    /// The settings that serve instead: the broker's fallback, with the partitions that were counted and the index interval that the indexes
+    /// show.
+    pub used: TopicConfig,
 }
 
 /// What opening a topic needs besides its directory.
@@ -99,7 +134,7 @@ impl Topic {
     /// The directories of the partitions in `dir`, in the order of their numbers, if it is a topic's or could be; also those that
     /// are not there, though its settings or later ones tell of them.
     pub(crate) fn partition_dirs(disk: &dyn Disk, dir: &Path) -> Result<Vec<PathBuf>> {
-        let (numbers, _) = partition_numbers(disk, dir).map_err(Error::io("list", dir))?;
+        let numbers = Listed::of(disk, dir).map_err(Error::io("list", dir))?.numbers;
         Ok((0..told_partitions(disk, dir, &numbers)).map(|number| dir.join(number.to_string())).collect())
     }
 
@@ -108,7 +143,8 @@ impl Topic {
         let number = partition.file_name().and_then(partition_number);
         let (Some(dir), Some(number)) = (partition.parent(), number) else { return false };
         // Where nothing can be listed, nothing is told.
-        partition_numbers(disk, dir).is_ok_and(|(numbers, _)| !numbers.contains(&number) && number < told_partitions(disk, dir, &numbers))
+        Listed::of(disk, dir)
+            .is_ok_and(|Listed { numbers, .. }| !numbers.contains(&number) && number < told_partitions(disk, dir, &numbers))
     }
 
     /// Whether the directory of a partition may have that name.
@@ -129,29 +165,37 @@ impl Topic {
         settings::stored(disk, dir).map(|config| config.index_interval)
     }
 
+    /// The settings of the topic in `dir`, if it has any.
+    ///
+    /// # Errors
+    /// They cannot be used, and why.
+    pub(crate) fn stored_settings(disk: &dyn Disk, dir: &Path) -> Result<Option<TopicConfig>> {
+        settings::look(disk, dir)
+    }
+
     /// Whether nothing in the directory is another's: what a topic that is half made or half deleted may consist of.
     pub(crate) fn is_all_ours(disk: &dyn Disk, dir: &Path) -> Result<bool> {
-        let (numbers, others) = partition_numbers(disk, dir).map_err(Error::io("list", dir))?;
+        let Listed { numbers, others, .. } = Listed::of(disk, dir).map_err(Error::io("list", dir))?;
         let ours = |number: &u32| partition::has_only_ours(disk, &dir.join(number.to_string())).map_err(Error::io("list", dir));
         Ok(others.is_empty() && numbers.iter().map(ours).collect::<Result<Vec<_>>>()?.into_iter().all(|ours| ours))
     }
 
-    /// Opens all partitions of the topic in `dir`, with `fallback` for what its own settings do not tell.
-    pub(crate) fn open(
-        around: &Surroundings,
-        dir: &Path,
-        name: &str,
-        fallback: &TopicConfig,
-    ) -> Result<(Self, Vec<PartitionReport>, Vec<PathBuf>)> {
-        let (numbers, ignored) = partition_numbers(&*around.disk, dir).map_err(Error::io("list", dir))?;
+    /// Opens all partitions of the topic in `dir`, with `fallback` where it has no settings of its own that can be used.
+    pub(crate) fn open(around: &Surroundings, dir: &Path, name: &str, fallback: &TopicConfig) -> Result<Opened> {
+        let Listed { numbers, unfinished, others } = Listed::of(&*around.disk, dir).map_err(Error::io("list", dir))?;
         let counted = numbers.last().map_or(0, |last| last + 1);
-        let config = settings::read(&*around.disk, dir, fallback, counted)?;
+        let (config, unsound) = settings::read(&*around.disk, dir, fallback, counted)?;
         let partitions = config.partitions.max(counted);
         if let Some(missing) = (0..partitions).find(|number| numbers.binary_search(number).is_err()) {
             return Err(Error::PartitionMissing { path: dir.to_owned(), partitions, missing });
         }
+        if unfinished {
+            settings::remove_unfinished(&*around.disk, dir)?;
+        }
+        // Which settings those are that are served, too.
         around.disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
         let config = TopicConfig { partitions, ..config };
+        let unsound = unsound.map(|cause| UnsoundSettings { path: settings::path(dir), cause, used: config.clone() });
         let mut opened = Vec::new();
         let mut reports = Vec::new();
         for number in numbers {
@@ -164,8 +208,8 @@ impl Topic {
             opened.push(partition);
             reports.push(report);
         }
-        let inner = Inner { name: name.to_owned(), config, partitions: opened, turn: AtomicU32::new(0) };
-        Ok((Self(Arc::new(inner)), reports, ignored))
+        let inner = Inner { name: name.to_owned(), dir: dir.to_owned(), partitions: opened, turn: AtomicU32::new(0) };
+        Ok(Opened { topic: Self(Arc::new(inner)), partitions: reports, ignored: others, unsound })
     }
 
     /// Its name.
@@ -173,14 +217,26 @@ impl Topic {
         &self.0.name
     }
 
-    /// Its settings.
-    pub fn config(&self) -> &TopicConfig {
-        &self.0.config
+    /// Its settings, as they are now.
+    pub fn config(&self) -> TopicConfig {
+        self.0.partitions.first().expect("a topic has a partition").config()
+    }
+
+    /// Its settings, and of each partition its offsets, its segments, and what it takes on the disk.
+    ///
+    /// # Blocking
+    /// While the length of each of its files is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], and what the system says.
+    pub fn describe(&self) -> Result<TopicDescription> {
+        let partitions = self.0.partitions.iter().map(Partition::describe).collect::<Result<_>>()?;
+        Ok(TopicDescription { name: self.0.name.clone(), config: self.config(), partitions })
     }
 
     /// How many partitions it has.
     pub fn num_partitions(&self) -> u32 {
-        self.0.config.partitions
+        u32::try_from(self.0.partitions.len()).expect("2^16 at most")
     }
 
     /// A handle to partition `number`, counted from 0.
@@ -225,8 +281,34 @@ impl Topic {
         Ok(Appended { partition, offset: offsets.start })
     }
 
-    /// Closes every partition, and tells the first failure.
-    pub(crate) fn close(&self) -> Result<()> {
+    /// Lets `change` have the settings, checks what came of it, and goes on with that once it is stored. Whoever calls sees to it that nobody else
+    /// does so, or deletes the topic, meanwhile.
+    pub(crate) fn alter(&self, disk: &dyn Disk, change: impl FnOnce(&mut TopicConfig)) -> Result<TopicConfig> {
+        self.0.partitions.iter().try_for_each(Partition::check_open)?;
+        let old = self.config();
+        let mut new = old.clone();
+        change(&mut new);
+        if let Some(name) = old.fixed_difference(&new) {
+            return Err(Error::SettingFixed { name });
+        }
+        new.validate()?;
+        if new != old {
+            settings::replace(disk, &self.0.dir, &old, &new)?;
+            self.0.partitions.iter().for_each(|partition| partition.set_live(&new));
+        }
+        Ok(new)
+    }
+
+    /// Closes the topic: everything that is queued is written, preallocated space is given back, and its threads and files are let go of. All
+    /// handles to it and to its partitions, readers and tails get [`Error::Closed`] from then on, and who waits at its end is told so, too.
+    /// The broker still has it by its name, closed: it can be deleted, and it serves again once the broker is opened again.
+    ///
+    /// # Blocking
+    /// Until what was queued before is answered.
+    ///
+    /// # Errors
+    /// The first failure; everything is closed all the same. A partition that had stopped tells why.
+    pub fn close(&self) -> Result<()> {
         self.0.partitions.iter().map(Partition::close).fold(Ok(()), Result::and)
     }
 }
@@ -241,7 +323,7 @@ fn route(key: &[u8], partitions: u32) -> u32 {
 
 /// Whether any partition in `dir` holds a segment.
 fn has_segments(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
-    for number in partition_numbers(disk, dir)?.0 {
+    for number in Listed::of(disk, dir)?.numbers {
         if segment::has_any(disk, &dir.join(number.to_string()))? {
             return Ok(true);
         }
@@ -249,19 +331,31 @@ fn has_segments(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The partitions' numbers, in order, and the entries that are none and no settings.
-fn partition_numbers(disk: &dyn Disk, dir: &Path) -> io::Result<(Vec<u32>, Vec<PathBuf>)> {
-    let (mut numbers, mut others) = (Vec::new(), Vec::new());
-    for entry in disk.list(dir)? {
-        match partition_number(&entry.name) {
-            Some(number) if entry.kind == EntryKind::Directory => numbers.push(number),
-            _ if settings::is_name(&entry.name) => {}
-            _ => others.push(dir.join(&entry.name)),
+/// What lies in a topic's directory.
+struct Listed {
+    /// The partitions' numbers, in order.
+    numbers: Vec<u32>,
+    /// Whether new settings lie there that never took the place of the old ones.
+    unfinished: bool,
+    /// What is neither a partition nor settings.
+    others: Vec<PathBuf>,
+}
+
+impl Listed {
+    fn of(disk: &dyn Disk, dir: &Path) -> io::Result<Self> {
+        let mut listed = Self { numbers: Vec::new(), unfinished: false, others: Vec::new() };
+        for entry in disk.list(dir)? {
+            match partition_number(&entry.name) {
+                Some(number) if entry.kind == EntryKind::Directory => listed.numbers.push(number),
+                _ if settings::is_name(&entry.name) => {}
+                _ if settings::is_unfinished(&entry) => listed.unfinished = true,
+                _ => listed.others.push(dir.join(&entry.name)),
+            }
         }
+        listed.numbers.sort_unstable();
+        listed.others.sort();
+        Ok(listed)
     }
-    numbers.sort_unstable();
-    others.sort();
-    Ok((numbers, others))
 }
 
 /// The number of the partition whose directory has that name: in decimal, without leading zeros, exactly what the number prints as.

@@ -425,7 +425,7 @@ fn a_created_topic_is_whole_or_absent_at_every_crash_point() {
 fn assert_topics_are_whole(sim: &SimDisk, broker: &Broker, topic: &TopicConfig, what: &str) {
     use sapwood::io::Disk;
     if broker.topics().iter().any(|name| name == TOPIC) {
-        assert_eq!(broker.topic(TOPIC).unwrap().config(), topic, "{what}");
+        assert_eq!(broker.topic(TOPIC).unwrap().config(), *topic, "{what}");
     } else {
         broker.create_topic(TOPIC, topic.clone()).unwrap_or_else(|error| panic!("{what}: {error}"));
     }

@@ -51,7 +51,7 @@ pub fn produce_role() {
     };
     say("open");
     std::thread::scope(|scope| {
-        scope.spawn(|| come_and_go(&broker, topic.config()));
+        scope.spawn(|| come_and_go(&broker, &topic.config()));
         for producer in 0..PRODUCERS {
             let topic = topic.clone();
             scope.spawn(move || {

@@ -20,6 +20,7 @@ mod support;
 
 mod ahead;
 mod alone;
+mod altering;
 mod api;
 #[cfg(feature = "cli")]
 mod bench;
@@ -60,6 +61,7 @@ mod time;
 mod time_lookup;
 #[cfg(feature = "cli")]
 mod tool;
+mod topic_lives;
 mod topic_readers;
 mod topics;
 mod truncation;

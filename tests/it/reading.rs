@@ -412,7 +412,8 @@ fn what_is_read_of_a_topic_that_is_deleted_meanwhile_is_closed() {
         };
         fill(&partition);
         let (reader, tail) = (partition.reader().unwrap(), partition.tail(7).unwrap());
-        let hold = sim.hold(OpKind::Open, Some("00000000000000000006.log"));
+        // Under its own name: what deletes it opens it, too, under a hidden one.
+        let hold = sim.hold(OpKind::Open, Some("/t/0/00000000000000000006.log"));
         let read = std::thread::scope(|scope| {
             let reading = scope.spawn(|| way(&partition, reader, tail));
             hold.wait_until_held();

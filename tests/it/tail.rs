@@ -255,7 +255,9 @@ fn waiting_tails(partition: &Partition) -> Vec<thread::JoinHandle<Error>> {
 
 #[test]
 fn closing_and_deleting_end_the_wait() {
-    for deletes in [false, true] {
+    let ends: [fn(&Broker) -> sapwood::Result<()>; 3] =
+        [|broker| broker.clone().close(), |broker| broker.delete_topic(TOPIC), |broker| broker.topic(TOPIC)?.close()];
+    for end in ends {
         for round in 0..10 {
             each_disk(&small(), |broker, partition| {
                 append(&partition, b"", b"one");
@@ -263,11 +265,7 @@ fn closing_and_deleting_end_the_wait() {
                 if round % 2 == 0 {
                     queue(&partition, "two");
                 }
-                if deletes {
-                    broker.delete_topic(TOPIC).unwrap()
-                } else {
-                    broker.clone().close().unwrap()
-                }
+                end(&broker).unwrap();
                 for tail in tails {
                     let error = tail.join().unwrap();
                     assert!(error.is_closed(), "{error}");

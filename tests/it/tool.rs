@@ -163,7 +163,7 @@ fn what_cannot_be_done_exits_with_two() {
     let data = scratch();
     fs::create_dir_all(data.path().join("somebody/else")).unwrap();
     fs::write(data.path().join("README"), b"hello").unwrap();
-    for command in ["verify", "dump", "repair"] {
+    for command in ["verify", "dump", "repair", "topics", "describe"] {
         assert_exits(&tool(&[command], &data.path().join("nothing")), 2);
         assert_exits(&tool(&[command], data.path()), 2);
         assert_exits(&tool(&[command, "--no-such-flag"], data.path()), 2);
@@ -171,7 +171,7 @@ fn what_cannot_be_done_exits_with_two() {
     assert_exits(&Command::new(TOOL).output().unwrap(), 2);
     let data = two_topics();
     assert_exits(&tool(&["dump"], data.path()), 2);
-    for command in ["verify", "dump", "repair"] {
+    for command in ["verify", "dump", "repair", "topics", "describe"] {
         let help = assert_exits(&Command::new(TOOL).args([command, "--help"]).output().unwrap(), 0);
         assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     }
@@ -346,4 +346,69 @@ fn settings_that_say_nothing_are_told() {
     }
     fs::remove_file(&settings).unwrap();
     assert_exits(&tool(&["verify"], data.path()), 0);
+}
+
+#[test]
+fn topics_are_listed_and_described_as_they_are() {
+    let data = scratch();
+    let config = sapwood::TopicConfig { partitions: 2, ..crate::support::segments_of(270) };
+    let (broker, _) = create(data.path(), Backend::Posix, &config);
+    let topic = broker.topic(crate::support::TOPIC).unwrap();
+    broker.create_topic("a.b", small()).unwrap();
+    for number in 0..10u8 {
+        crate::support::append(&topic.partition(1).unwrap(), b"key", &[number; 59]);
+    }
+    let live = topic.describe().unwrap();
+    drop(topic);
+    fs::create_dir(data.path().join("no-topic")).unwrap();
+    fs::create_dir(data.path().join(".new-half")).unwrap();
+    // Beside the broker, and after it.
+    for is_open in [true, false] {
+        let before = snapshot(data.path());
+        assert_eq!(assert_exits(&tool(&["topics"], data.path()), 0), "a.b\nt\n");
+        let names: Vec<_> = lines(&assert_exits(&tool(&["topics", "--json"], data.path()), 0)).iter().map(|o| o["name"].clone()).collect();
+        assert_eq!(names, ["a.b", "t"]);
+        let topics = lines(&assert_exits(&tool(&["describe", "--json"], data.path()), 0));
+        assert_eq!(topics.len(), 2);
+        let one = lines(&assert_exits(&tool(&["describe", "--json"], &data.path().join("t")), 0));
+        assert_eq!(one, topics[1..]);
+        assert_eq!(serde_json::from_value::<sapwood::TopicConfig>(one[0]["settings"].clone()).unwrap(), config);
+        let partitions = one[0]["partitions"].as_array().unwrap();
+        assert_eq!(partitions.len(), 2);
+        for (told, live) in partitions.iter().zip(&live.partitions) {
+            let number = |name: &str| told[name].as_u64().unwrap();
+            assert_eq!((number("first_offset"), number("next_offset")), (live.first_offset, live.next_offset), "{told}");
+            assert_eq!(number("segments"), live.segments as u64, "{told}");
+            let on_disk = fs::read_dir(told["path"].as_str().unwrap()).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+            // A broker at work writes indexes and sums meanwhile.
+            assert!(is_open || number("bytes_on_disk") == on_disk.sum::<u64>(), "{told}");
+            assert!(told["damage"].is_null());
+        }
+        let text = assert_exits(&tool(&["describe"], data.path()), 0);
+        assert!(text.contains("  1: 4 segments, 0 up to, not including, 10, "), "{text}");
+        if is_open {
+            broker.clone().close().unwrap();
+        } else {
+            assert!(snapshot(data.path()) == before, "nothing is changed");
+        }
+    }
+    // What is wrong is told, and does not hide the rest.
+    let dir = data.path().join("t/1");
+    let log = segment_path(&dir, 9, "log");
+    let mut bytes = fs::read(&log).unwrap();
+    bytes[20] ^= 1;
+    fs::write(&log, bytes).unwrap();
+    let told = lines(&assert_exits(&tool(&["describe", "--json"], data.path()), 1));
+    assert_eq!(told[1]["partitions"][1]["next_offset"], 9);
+    assert!(told[1]["partitions"][1]["damage"].as_str().unwrap().contains("damaged"), "{told:?}");
+    fs::remove_dir_all(&dir).unwrap();
+    fs::write(data.path().join("a.b/topic.json"), b"{").unwrap();
+    let told = lines(&assert_exits(&tool(&["describe", "--json"], data.path()), 1));
+    assert!(told[0]["settings"].is_null() && told[0]["settings_unsound"].as_str().unwrap().contains("topic.json"), "{told:?}");
+    assert!(told[1]["partitions"][1]["damage"].is_string() && told[1]["partitions"][0]["damage"].is_null(), "{told:?}");
+    let text = assert_exits(&tool(&["describe"], data.path()), 1);
+    assert!(text.contains("settings: none that can be used"), "{text}");
+    fs::remove_file(data.path().join("a.b/topic.json")).unwrap();
+    assert_exits(&tool(&["describe"], &data.path().join("no-topic")), 2);
+    assert_exits(&tool(&["topics"], &data.path().join("nowhere")), 2);
 }

@@ -350,6 +350,9 @@ fn settings_stay_with_the_topic() {
             retention_age: Some(std::time::Duration::new(86_400, 1_000_000)),
             retention_bytes: Some(0),
             segment_bytes: 12_345,
+            segment_age: Some(std::time::Duration::from_millis(7_654_321)),
+            retention_age: Some(std::time::Duration::from_secs(86_400)),
+            retention_bytes: Some(1 << 40),
             preallocate_bytes: 8192,
             index_interval: 7,
             durability: Durability::Interval { bytes: 777, time: std::time::Duration::from_micros(1_234_567) },
@@ -366,7 +369,7 @@ fn settings_stay_with_the_topic() {
         broker.close().unwrap();
         let other = TopicConfig { partitions: 9, segment_bytes: 1, index_interval: 1, ..TopicConfig::default() };
         let broker = open(data.path(), backend, &other);
-        assert_eq!(broker.topic(TOPIC).unwrap().config(), &odd);
+        assert_eq!(broker.topic(TOPIC).unwrap().config(), odd);
         assert_eq!(broker.topic("os").unwrap().config().durability, Durability::Os);
         assert_eq!(broker.num_partitions(TOPIC).unwrap(), 3);
         let partition = partition_of(&broker);

@@ -7,7 +7,7 @@ use sapwood::inspect::{RepairChoices, SealedDamage};
 
 const EXIT_CODES: &str = "Exit codes: 0 nothing is wrong, 1 something is, 2 it could not be found out.";
 
-/// Looks at the partitions of a sapwood commit log, and repairs them.
+/// Looks at the topics and partitions of a sapwood commit log, and repairs them.
 #[derive(Debug, Parser)]
 #[command(name = "sapwood", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub struct Cli {
@@ -28,6 +28,42 @@ pub enum Command {
     /// Mend what can be mended, after showing what will be done; what is cut is set aside first
     #[command(after_help = REPAIR_HELP)]
     Repair(RepairArgs),
+    /// Print the names of the topics
+    #[command(after_help = TOPICS_HELP)]
+    Topics(TopicsArgs),
+    /// Print each topic's settings, and of each partition its segments, offsets and size
+    #[command(after_help = DESCRIBE_HELP)]
+    Describe(TopicsArgs),
+}
+
+const TOPICS_HELP: &str = "\
+Takes no lock and changes nothing, also while a broker has the data directory open.
+
+Examples:
+  sapwood topics data           one name a line
+  sapwood topics data --json    one JSON object a line
+
+Exit codes: 0 there they are, 2 it could not be found out.";
+
+const DESCRIBE_HELP: &str = "\
+Takes no lock and changes nothing, also while a broker has the topics open. It reads the last segment of each partition; sealed
+ones are verify's.
+
+Examples:
+  sapwood describe data                  all topics
+  sapwood describe data/orders --json    one topic; one JSON object
+
+Exit codes: 0 nothing is wrong, 1 settings that cannot be used, a partition that is missing, or damage at the end of one, 2 it could
+not be found out.";
+
+/// The flags of `topics` and `describe`.
+#[derive(Debug, Args)]
+pub struct TopicsArgs {
+    /// A data directory, or a topic's
+    pub dir: PathBuf,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 const VERIFY_HELP: &str = "\

@@ -1,4 +1,4 @@
-//! `sapwood`, the operators' tool: verifies, prints and repairs partitions from outside.
+//! `sapwood`, the operators' tool: verifies, prints, repairs and describes partitions from outside.
 //!
 //! Each command has a file of its own, and none of them knows the format: the library's `inspect` does.
 
@@ -9,6 +9,7 @@ mod args;
 mod dump;
 mod output;
 mod repair;
+mod topics;
 mod verify;
 
 use std::io;
@@ -78,6 +79,8 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::run(args),
         Command::Dump(args) => dump::run(args),
         Command::Repair(args) => repair::run(args),
+        Command::Topics(args) => topics::list(args),
+        Command::Describe(args) => topics::describe(args),
     };
     match answer {
         Ok(Answer::Clean) | Err(Stop::NobodyReads) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::Path;
 
 use sapwood::guard::{Guard, without};
+use sapwood::io::Disk;
 use sapwood::io::sim::SimDisk;
 use sapwood::{Durability, Error};
 
@@ -14,8 +15,8 @@ use super::script::{self, Script};
 use super::world::World;
 use super::{Enumeration, guarded, random_run, run};
 use crate::damage;
-use crate::sim::{create, dir, open, tiny, try_open, with_partition};
-use crate::support::{append, fixture, partition_of};
+use crate::sim::{DATA, create, dir, open, tiny, try_open, with_partition};
+use crate::support::{TOPIC, append, fixture, partition_of};
 
 const DEMO: &str = "demo-36-segment-270";
 
@@ -51,20 +52,23 @@ const CANARIES: &[(Guard, Way)] = &[
     (Guard::RenamesBeforeAnswers, Way::Crash("one_roll", script::one_roll, Durability::Durable, 1)),
     (Guard::NamesBeforeAnswers, Way::Random(1)),
     (Guard::SyncsBeforeRolls, Way::Random(0)),
-    (Guard::ReadsAreDurable, Way::Random(6)),
+    (Guard::ReadsAreDurable, Way::Random(28)),
     (Guard::CheckpointsAreDurable, Way::Random(6)),
     (Guard::CheckpointsSyncIndexes, Way::Crash("many_entries", script::many_entries, Durability::Durable, 26)),
-    (Guard::SealsSyncIndexes, Way::Random(4)),
+    (Guard::SealsSyncIndexes, Way::Random(7)),
     (Guard::OpeningSyncsLog, Way::Random(4)),
     (Guard::OpeningSyncsNames, Way::Crash("small_segments", script::small_segments, Durability::Durable, 14)),
     (Guard::OpeningEvicts, Way::Script("failed_sync", script::failed_sync, 1)),
-    (Guard::OpeningCutsTail, Way::Random(58)),
+    (Guard::OpeningCutsTail, Way::Random(83)),
     (Guard::OpeningCopiesAside, Way::Probe("whole records in a torn tail", whole_records_are_copied_aside)),
     (Guard::OpeningMendsIndexes, Way::Random(1)),
     (Guard::OpeningSyncsSealed, Way::Crash("one_roll", script::one_roll, Durability::Durable, 54)),
     (Guard::OpeningRefusesDamage, Way::Probe("damage before the checkpoint", damage_is_refused)),
     (Guard::TopicNamesSynced, Way::Random(0)),
     (Guard::DeletionsSynced, Way::Crash("deleted_topic", script::deleted_topic, Durability::Durable, 86)),
+    (Guard::SettingsSynced, Way::Crash("altered_topic", script::altered_topic, Durability::Durable, 23)),
+    (Guard::AlterationsSynced, Way::Crash("altered_topic", script::altered_topic, Durability::Durable, 24)),
+    (Guard::OtherNamesKept, Way::Probe("a link to a deleted log", a_link_to_a_deleted_log_stays_whole)),
 ];
 
 impl fmt::Display for Way {
@@ -174,6 +178,19 @@ fn an_index_that_lies_is_not_believed() -> Verdict {
     let broker = open(&sim);
     let found = partition_of(&broker).read_one(7).map(|record| record.offset);
     ensure!(matches!(found, Ok(7)), "the record 7 is {found:?}");
+    Ok(())
+}
+
+/// What another name stands for is not emptied when the topic is deleted.
+fn a_link_to_a_deleted_log_stays_whole() -> Verdict {
+    let (sim, broker, partition) = create(1, &tiny(4000));
+    append(&partition, b"key", &[7; 100]);
+    broker.topic(TOPIC).and_then(|topic| topic.close()).map_err(|error| error.to_string())?;
+    let (log, link) = (dir().join("00000000000000000000.log"), Path::new(DATA).join("export.log"));
+    sim.clone().link(&log, &link).map_err(|error| error.to_string())?;
+    let bytes = sim.read_file(&link);
+    broker.delete_topic(TOPIC).map_err(|error| error.to_string())?;
+    ensure!(!sim.exists(&log) && sim.read_file(&link) == bytes, "{} bytes of {} are left", sim.read_file(&link).len(), bytes.len());
     Ok(())
 }
 

@@ -243,6 +243,11 @@ fn every_crash_in_prepared_segments() {
 }
 
 #[test]
+fn every_crash_while_a_topic_is_altered() {
+    enumerate("every_crash_while_a_topic_is_altered", 16, script::altered_topic);
+}
+
+#[test]
 fn every_crash_while_a_topic_is_deleted() {
     enumerate("every_crash_while_a_topic_is_deleted", 16, script::deleted_topic);
 }

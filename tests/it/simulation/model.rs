@@ -127,6 +127,8 @@ pub enum Presence {
 #[derive(Clone, Debug)]
 pub struct TopicModel {
     pub config: TopicConfig,
+    /// Settings that it was to get, and may have got.
+    pub unanswered: Vec<TopicConfig>,
     pub presence: Presence,
     pub logs: Vec<Log>,
 }
@@ -134,7 +136,7 @@ pub struct TopicModel {
 impl TopicModel {
     pub fn new(config: &TopicConfig) -> Self {
         let logs = (0..config.partitions).map(|_| Log::new(config.durability)).collect();
-        Self { config: config.clone(), presence: Presence::Unknown, logs }
+        Self { config: config.clone(), unanswered: Vec::new(), presence: Presence::Unknown, logs }
     }
 }
 

@@ -18,6 +18,11 @@ pub enum Action {
     Delete {
         topic: &'static str,
     },
+    Alter {
+        topic: &'static str,
+        segment_bytes: u64,
+        linger_us: u64,
+    },
     /// Queues a batch of records with keys and values of so many bytes.
     Append {
         topic: &'static str,
@@ -220,6 +225,36 @@ pub fn deleted_topic(durability: Durability) -> Script {
         ..TopicConfig::default()
     };
     let actions = vec![Action::Create { topic: T, config }, append(&[(3, 100); 5]), Action::Settle, Action::Delete { topic: T }];
+    Script { machine: Machine::default(), actions }
+}
+
+/// A topic is altered, and its segments with it, between appends and rolls.
+pub fn altered_topic(durability: Durability) -> Script {
+    let config = TopicConfig {
+        durability,
+        segment_bytes: 600,
+        preallocate_bytes: 4096,
+        commit_bytes: 4096,
+        tail_bytes: 0,
+        ..TopicConfig::default()
+    };
+    let alter = |segment_bytes, linger_us| Action::Alter { topic: T, segment_bytes, linger_us };
+    let actions = vec![
+        Action::Create { topic: T, config },
+        alter(300, 0),
+        append(&[(3, 100); 5]),
+        Action::Settle,
+        alter(5000, 200),
+        append(&[(3, 100); 3]),
+        Action::Step(3),
+        alter(5000, 0),
+        alone(10),
+        Action::Reopen,
+        alter(1, 0),
+        append(&[(3, 100); 2]),
+        Action::Settle,
+        alter(700, 0),
+    ];
     Script { machine: Machine::default(), actions }
 }
 
@@ -431,6 +466,7 @@ pub fn random(seed: u64) -> Script {
             31..33 => Action::Read { topic, from: rng.below(1001), appended: rng.below(3) == 0 },
             33 => Action::Create { topic, config: config(&mut rng) },
             34 if rng.below(3) == 0 => Action::Delete { topic },
+            34 => Action::Alter { topic, segment_bytes: rng.one_of(&[1, 270, 700, 20_000, 1 << 20]), linger_us: rng.one_of(&[0, 0, 200]) },
             35 => Action::Reopen,
             36..39 => Action::Crash(rng.one_of(&Crash::ALL)),
             39..41 if faulty => Action::Fault(fault(&mut rng)),

@@ -99,6 +99,7 @@ impl World {
         match action {
             Action::Create { topic, config } => self.create(topic, config)?,
             Action::Delete { topic } => self.delete(topic)?,
+            Action::Alter { topic, segment_bytes, linger_us } => self.alter(topic, *segment_bytes, *linger_us)?,
             Action::Append { topic, sizes } => self.append(topic, sizes)?,
             Action::AppendAndWait { topic, sizes } => self.append_and_wait(topic, sizes)?,
             Action::Step(count) => {
@@ -191,6 +192,45 @@ impl World {
             Err(error) => self.excuse("a topic could not be deleted", &error)?,
         }
         self.ends.retain(|(name, _), _| name != topic);
+        Ok(())
+    }
+
+    fn alter(&mut self, topic: &str, segment_bytes: u64, linger_us: u64) -> Verdict {
+        let Some(broker) = self.broker.clone() else { return Ok(()) };
+        let Ok(handle) = broker.topic(topic) else { return Ok(()) };
+        let before = handle.config();
+        let new = TopicConfig { segment_bytes, linger_us, ..before.clone() };
+        self.model.topics.get_mut(topic).expect("the broker has no topic that nobody made").unanswered.push(new.clone());
+        let result = broker.alter_topic(topic, |config| *config = new.clone());
+        self.look()?;
+        match result {
+            Ok(told) => {
+                ensure!(told == new && handle.config() == new, "{topic} was altered to {told:?}");
+                let model = self.model.topics.get_mut(topic).expect("there above");
+                (model.config, model.unanswered) = (new, Vec::new());
+                Ok(())
+            }
+            Err(error) => {
+                ensure!(handle.config() == before, "{topic} was not altered, and is {:?}", handle.config());
+                self.excuse("a topic could not be altered", &error)
+            }
+        }
+    }
+
+    /// The settings of a topic that was found are those that it had, or was to get. No crash may take them any more.
+    fn check_settings(&mut self, name: &str) -> Verdict {
+        let Some(topic) = self.broker.as_ref().and_then(|broker| broker.topic(name).ok()) else { return Ok(()) };
+        let report = self.broker.as_ref().expect("it has the topic").report();
+        let unsound = report.unsound_settings.iter().find(|unsound| unsound.path.starts_with(Path::new(DATA).join(name)));
+        if let Some(unsound) = unsound {
+            // They could not be read just now.
+            ensure!(self.faulty, "the settings of {name} are lost: {unsound:?}");
+            return Ok(());
+        }
+        let (found, model) = (topic.config(), self.model.topics.get_mut(name).expect("checked by the caller"));
+        let known = found == model.config || model.unanswered.contains(&found);
+        ensure!(known, "{name} has the settings {found:?}, had {:?}, and was to get {:?}", model.config, model.unanswered);
+        (model.config, model.unanswered) = (found, Vec::new());
         Ok(())
     }
 
@@ -723,6 +763,7 @@ impl World {
             let topic = self.model.topics.get(&name).ok_or_else(|| format!("nobody made the topic {name}"))?;
             let partitions = self.broker.as_ref().expect("opened above").num_partitions(&name).unwrap_or_default();
             ensure!(partitions == topic.config.partitions, "the topic {name} has {partitions} partitions");
+            self.check_settings(&name)?;
             for number in 0..partitions {
                 self.check_recovered(&name, number, crash)?;
             }
