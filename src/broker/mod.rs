@@ -19,7 +19,7 @@ use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
-use crate::partition::{OwnedRecord, Partition, PartitionReport, Workers};
+use crate::partition::{OwnedRecord, PartitionReport, Workers};
 use crate::topic::{Appended, Cores, Opened, Surroundings, Topic, TopicDescription, UnsoundSettings, check_name};
 
 use remove::DELETED;
@@ -239,6 +239,29 @@ impl Broker {
         topic.alter(&*self.0.disk, change).map_err(disk_full_or)
     }
 
+    /// Takes in the partition in the directory `from`, which was sealed and copied, or exported, in the place of one that never had a record. Every
+    /// record is checked, and the checksums of sealed logs; indexes are made anew. All is copied: nothing of `from` is changed or held on to.
+    /// What opening it found is the result.
+    ///
+    /// Handles to the empty partition get [`Error::Closed`] from then on; [`Topic::partition`] gives the new one.
+    ///
+    /// # Durability
+    /// After a crash at any moment the partition is the empty one or the whole new one, and the new one once this returned.
+    ///
+    /// # Blocking
+    /// While everything is read and written. The topic goes on meanwhile, but for altering and deleting it.
+    ///
+    /// # Errors
+    /// The first fault of what is there, by name and place: [`Error::Damaged`], [`Error::RecordsMissing`], [`Error::SumMismatch`].
+    /// [`Error::PartitionNotEmpty`], [`Error::TopicNotFound`], [`Error::PartitionNotFound`], [`Error::DiskFull`], [`Error::Closed`], and what the
+    /// system says. The empty partition goes on then; only where the system refuses to make the new names durable, neither is served until the broker
+    /// is opened again.
+    pub fn import_partition(&self, topic: &str, number: u32, from: impl AsRef<Path>) -> Result<PartitionReport> {
+        check_name(topic)?;
+        let (claim, topic) = self.0.topics.claim(topic)?;
+        topic.import(claim.around(), number, from.as_ref()).map_err(disk_full_or)
+    }
+
     /// What there is to say of a topic. See [`Topic::describe`].
     ///
     /// # Errors
@@ -309,7 +332,7 @@ impl Broker {
 /// The latest timestamp of any record that is not in the future.
 fn newest_record(topics: &BTreeMap<String, Topic>, clock: &dyn Clock) -> Option<u64> {
     let now = clock.wall_ns();
-    topics.values().flat_map(Topic::partitions).filter_map(Partition::last_time).filter(|&time| time <= now).max()
+    topics.values().flat_map(Topic::partitions).filter_map(|partition| partition.last_time()).filter(|&time| time <= now).max()
 }
 
 fn disk_full_or(error: Error) -> Error {

@@ -67,7 +67,7 @@ use writer::{InRing, Writer};
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
 pub use describe::PartitionDescription;
 pub use moving::Exported;
-pub(crate) use moving::take_in;
+pub(crate) use moving::{remove_dir, take_in};
 pub(crate) use note::is_unfinished as is_unfinished_note;
 pub use open::{PartitionReport, TornTail};
 pub(crate) use open::{has_only_ours, is_note};

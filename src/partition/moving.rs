@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use super::cut::copy_bytes;
 use super::note::Note;
 use super::walk::Way;
-use super::{Message, Partition, Shared};
+use super::{Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::{Disk, EntryKind, Open};
@@ -168,13 +168,15 @@ fn copy(disk: &dyn Disk, file: &Path, name: &Path) -> io::Result<()> {
     into.sync()
 }
 
+/// Removes a directory of files.
+pub(crate) fn remove_dir(disk: &dyn Disk, dir: &Path) -> io::Result<()> {
+    disk.list(dir)?.iter().try_for_each(|entry| disk.remove_file(&dir.join(&entry.name)))?;
+    disk.remove_dir(dir)
+}
+
 /// Removes a directory of files that came to nothing.
 fn remove_made(disk: &dyn Disk, dir: &Path) {
-    let removed = disk.list(dir).and_then(|entries| {
-        entries.iter().try_for_each(|entry| disk.remove_file(&dir.join(&entry.name)))?;
-        disk.remove_dir(dir)
-    });
-    if let Err(error) = removed {
+    if let Err(error) = remove_dir(disk, dir) {
         tracing::warn!(%error, path = %dir.display(), "what was begun could not be removed");
     }
 }
@@ -184,17 +186,16 @@ fn remove_made(disk: &dyn Disk, dir: &Path) {
 ///
 /// # Errors
 /// The first fault: [`Error::Damaged`], [`Error::RecordsMissing`], [`Error::SumMismatch`]; or what the system says. Nothing is left of `to`.
-pub(crate) fn take_in(disk: &Arc<dyn Disk>, from: &Path, to: &Path, interval: u32) -> Result<()> {
+pub(crate) fn take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result<()> {
     disk.create_dir(to).map_err(Error::io("create", to))?;
     let taken = try_take_in(disk, from, to, interval);
     if taken.is_err() {
-        remove_made(&**disk, to);
+        remove_made(disk, to);
     }
     taken
 }
 
-fn try_take_in(disk: &Arc<dyn Disk>, from: &Path, to: &Path, interval: u32) -> Result<()> {
-    let disk = &**disk;
+fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result<()> {
     let bases = bases_in(disk, from)?;
     let dir: Arc<Path> = Arc::from(to);
     for (number, &base) in bases.iter().enumerate() {

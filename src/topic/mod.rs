@@ -1,5 +1,6 @@
 //! A topic: a name, its partitions, and which of them a record goes to.
 
+mod import;
 mod merged;
 mod name;
 mod settings;
@@ -8,8 +9,8 @@ mod tail;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::clock::Clock;
 use crate::config::{MAX_PARTITIONS, Opening, TopicConfig, WaitStrategy};
@@ -19,6 +20,7 @@ use crate::partition::{self, Partition, PartitionDescription, PartitionReport, P
 use crate::record::{Batch, to_usize};
 use crate::segment;
 
+use import::Hidden;
 pub use merged::Merged;
 pub(crate) use name::check_name;
 pub use tail::TopicTail;
@@ -55,7 +57,8 @@ pub struct Topic(Arc<Inner>);
 struct Inner {
     name: String,
     dir: PathBuf,
-    partitions: Vec<Partition>,
+    /// In the order of their numbers. One that is empty may give its place to another.
+    partitions: RwLock<Vec<Partition>>,
     /// Where the next record without a key goes.
     turn: AtomicU32,
 }
@@ -175,14 +178,17 @@ impl Topic {
 
     /// Whether nothing in the directory is another's: what a topic that is half made or half deleted may consist of.
     pub(crate) fn is_all_ours(disk: &dyn Disk, dir: &Path) -> Result<bool> {
-        let Listed { numbers, others, .. } = Listed::of(disk, dir).map_err(Error::io("list", dir))?;
-        let ours = |number: &u32| partition::has_only_ours(disk, &dir.join(number.to_string())).map_err(Error::io("list", dir));
-        Ok(others.is_empty() && numbers.iter().map(ours).collect::<Result<Vec<_>>>()?.into_iter().all(|ours| ours))
+        let Listed { numbers, hidden, others, .. } = Listed::of(disk, dir).map_err(Error::io("list", dir))?;
+        let ours = numbers.iter().map(|number| partition::has_only_ours(disk, &dir.join(number.to_string())));
+        let ours = ours.chain(hidden.iter().map(|hidden| hidden.is_ours(disk, dir))).collect::<io::Result<Vec<_>>>();
+        Ok(others.is_empty() && ours.map_err(Error::io("list", dir))?.into_iter().all(|ours| ours))
     }
 
     /// Opens all partitions of the topic in `dir`, with `fallback` where it has no settings of its own that can be used.
     pub(crate) fn open(around: &Surroundings, dir: &Path, name: &str, fallback: &TopicConfig) -> Result<Opened> {
-        let Listed { numbers, unfinished, others } = Listed::of(&*around.disk, dir).map_err(Error::io("list", dir))?;
+        let mut listed = Listed::of(&*around.disk, dir).map_err(Error::io("list", dir))?;
+        import::finish(&*around.disk, dir, &mut listed)?;
+        let Listed { numbers, unfinished, others, .. } = listed;
         let counted = numbers.last().map_or(0, |last| last + 1);
         let (config, unsound) = settings::read(&*around.disk, dir, fallback, counted)?;
         let partitions = config.partitions.max(counted);
@@ -199,16 +205,11 @@ impl Topic {
         let mut opened = Vec::new();
         let mut reports = Vec::new();
         for number in numbers {
-            let lock = Arc::clone(&around.lock);
-            let (core, workers) = (around.cores.next(), around.workers.clone());
-            let placement = Placement { topic: name.to_owned(), number, core, wait: around.wait, lock, workers };
-            let dir = dir.join(number.to_string());
-            let (partition, report) =
-                Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), around.opening, placement)?;
+            let (partition, report) = open_partition(around, dir, name, number, &config)?;
             opened.push(partition);
             reports.push(report);
         }
-        let inner = Inner { name: name.to_owned(), dir: dir.to_owned(), partitions: opened, turn: AtomicU32::new(0) };
+        let inner = Inner { name: name.to_owned(), dir: dir.to_owned(), partitions: RwLock::new(opened), turn: AtomicU32::new(0) };
         Ok(Opened { topic: Self(Arc::new(inner)), partitions: reports, ignored: others, unsound })
     }
 
@@ -219,7 +220,7 @@ impl Topic {
 
     /// Its settings, as they are now.
     pub fn config(&self) -> TopicConfig {
-        self.0.partitions.first().expect("a topic has a partition").config()
+        self.with_partitions(|partitions| partitions.first().expect("a topic has a partition").config())
     }
 
     /// Its settings, and of each partition its offsets, its segments, and what it takes on the disk.
@@ -230,13 +231,13 @@ impl Topic {
     /// # Errors
     /// [`Error::Closed`], and what the system says.
     pub fn describe(&self) -> Result<TopicDescription> {
-        let partitions = self.0.partitions.iter().map(Partition::describe).collect::<Result<_>>()?;
+        let partitions = self.partitions().iter().map(Partition::describe).collect::<Result<_>>()?;
         Ok(TopicDescription { name: self.0.name.clone(), config: self.config(), partitions })
     }
 
     /// How many partitions it has.
     pub fn num_partitions(&self) -> u32 {
-        u32::try_from(self.0.partitions.len()).expect("2^16 at most")
+        u32::try_from(self.with_partitions(<[_]>::len)).expect("2^16 at most")
     }
 
     /// A handle to partition `number`, counted from 0.
@@ -244,20 +245,17 @@ impl Topic {
     /// # Errors
     /// [`Error::PartitionNotFound`].
     pub fn partition(&self, number: u32) -> Result<Partition> {
-        self.get(number).cloned()
+        let found = self.with_partitions(|partitions| partitions.get(to_usize(number.into())).cloned());
+        found.ok_or_else(|| Error::PartitionNotFound { topic: self.0.name.clone(), partition: number, partitions: self.num_partitions() })
     }
 
     /// All its partitions, in the order of their numbers.
-    pub fn partitions(&self) -> &[Partition] {
-        &self.0.partitions
+    pub fn partitions(&self) -> Vec<Partition> {
+        self.with_partitions(<[_]>::to_vec)
     }
 
-    fn get(&self, number: u32) -> Result<&Partition> {
-        self.0.partitions.get(to_usize(number.into())).ok_or_else(|| Error::PartitionNotFound {
-            topic: self.0.name.clone(),
-            partition: number,
-            partitions: self.num_partitions(),
-        })
+    fn with_partitions<T>(&self, look: impl FnOnce(&[Partition]) -> T) -> T {
+        look(&self.0.partitions.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The partition for a record: FNV-1a 64 of its key modulo the number of partitions; without a key, or with an empty
@@ -277,14 +275,14 @@ impl Topic {
     pub fn produce(&self, key: Option<&[u8]>, value: &[u8]) -> Result<Appended> {
         let batch = Batch::of(key, value)?;
         let partition = self.partition_for(key);
-        let offsets = self.get(partition)?.append_and_wait(batch)?;
+        let offsets = self.partition(partition)?.append_and_wait(batch)?;
         Ok(Appended { partition, offset: offsets.start })
     }
 
     /// Lets `change` have the settings, checks what came of it, and goes on with that once it is stored. Whoever calls sees to it that nobody else
     /// does so, or deletes the topic, meanwhile.
     pub(crate) fn alter(&self, disk: &dyn Disk, change: impl FnOnce(&mut TopicConfig)) -> Result<TopicConfig> {
-        self.0.partitions.iter().try_for_each(Partition::check_open)?;
+        self.partitions().iter().try_for_each(Partition::check_open)?;
         let old = self.config();
         let mut new = old.clone();
         change(&mut new);
@@ -294,7 +292,7 @@ impl Topic {
         new.validate()?;
         if new != old {
             settings::replace(disk, &self.0.dir, &old, &new)?;
-            self.0.partitions.iter().for_each(|partition| partition.set_live(&new));
+            self.partitions().iter().for_each(|partition| partition.set_live(&new));
         }
         Ok(new)
     }
@@ -309,7 +307,7 @@ impl Topic {
     /// # Errors
     /// The first failure; everything is closed all the same. A partition that had stopped tells why.
     pub fn close(&self) -> Result<()> {
-        self.0.partitions.iter().map(Partition::close).fold(Ok(()), Result::and)
+        self.partitions().iter().map(Partition::close).fold(Ok(()), Result::and)
     }
 }
 
@@ -331,10 +329,26 @@ fn has_segments(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
+fn open_partition(
+    around: &Surroundings,
+    dir: &Path,
+    topic: &str,
+    number: u32,
+    config: &TopicConfig,
+) -> Result<(Partition, PartitionReport)> {
+    let lock = Arc::clone(&around.lock);
+    let (core, workers) = (around.cores.next(), around.workers.clone());
+    let placement = Placement { topic: topic.to_owned(), number, core, wait: around.wait, lock, workers };
+    let dir = dir.join(number.to_string());
+    Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), around.opening, placement)
+}
+
 /// What lies in a topic's directory.
 struct Listed {
     /// The partitions' numbers, in order.
     numbers: Vec<u32>,
+    /// Partitions' directories that an interrupted import left; those to come first.
+    hidden: Vec<Hidden>,
     /// Whether new settings lie there that never took the place of the old ones.
     unfinished: bool,
     /// What is neither a partition nor settings.
@@ -343,16 +357,18 @@ struct Listed {
 
 impl Listed {
     fn of(disk: &dyn Disk, dir: &Path) -> io::Result<Self> {
-        let mut listed = Self { numbers: Vec::new(), unfinished: false, others: Vec::new() };
+        let mut listed = Self { numbers: Vec::new(), hidden: Vec::new(), unfinished: false, others: Vec::new() };
         for entry in disk.list(dir)? {
             match partition_number(&entry.name) {
                 Some(number) if entry.kind == EntryKind::Directory => listed.numbers.push(number),
+                _ if Hidden::parse(&entry).is_some() => listed.hidden.extend(Hidden::parse(&entry)),
                 _ if settings::is_name(&entry.name) => {}
                 _ if settings::is_unfinished(&entry) => listed.unfinished = true,
                 _ => listed.others.push(dir.join(&entry.name)),
             }
         }
         listed.numbers.sort_unstable();
+        listed.hidden.sort_by_key(|hidden| !hidden.is_new());
         listed.others.sort();
         Ok(listed)
     }

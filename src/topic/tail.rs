@@ -62,7 +62,7 @@ impl Topic {
             return Err(Error::InvalidConfig { name: "the number of offsets", value, minimum: partitions, maximum: partitions });
         }
         let config = ReaderConfig { piece_bytes: PIECE_BYTES, ..ReaderConfig::up_to(visibility) };
-        let tails = self.partitions().iter().zip(from).map(|(partition, offset)| partition.tail_by(offset, config.clone()));
+        let tails = self.partitions().into_iter().zip(from).map(|(partition, offset)| partition.tail_by(offset, config.clone()));
         Ok(TopicTail { topic: self.clone(), tails: tails.collect::<Result<_>>()?, turn: 0 })
     }
 }
@@ -102,7 +102,7 @@ impl TopicTail {
     /// # Errors
     /// [`Error::PartitionNotFound`].
     pub fn tail_of(&mut self, partition: u32) -> Result<&mut Tail> {
-        self.topic.get(partition)?;
+        self.topic.partition(partition)?;
         Ok(&mut self.tails[to_usize(partition.into())])
     }
 

@@ -313,7 +313,7 @@ fn settings_that_cannot_be_used_are_told_with_what_serves_instead() {
             broker.create_topic("sound", small()).unwrap();
             for partition in broker.topic(TOPIC).unwrap().partitions() {
                 for _ in 0..7 {
-                    append(partition, b"k", b"v");
+                    append(&partition, b"k", b"v");
                 }
             }
             broker.close().unwrap();

@@ -41,6 +41,7 @@ mod lengths;
 mod limits;
 mod locking;
 mod missing;
+mod moving;
 mod oracle_checks;
 mod producers;
 mod property;

@@ -287,7 +287,7 @@ fn a_partition_that_failed_keeps_no_other_from_being_read() {
     let broker = try_open(&sim, &settings).unwrap();
     let topic = broker.create_topic(TOPIC, settings).unwrap();
     for partition in topic.partitions() {
-        append(partition, b"", b"one");
+        append(&partition, b"", b"one");
     }
     let mut tail = from_the_start(&topic);
     sim.fail(Fault::next(OpKind::Write, Effect::Error(EIO)).path(".log"));

@@ -346,9 +346,6 @@ fn settings_stay_with_the_topic() {
         let data = scratch();
         let odd = TopicConfig {
             partitions: 3,
-            segment_age: Some(std::time::Duration::from_millis(1)),
-            retention_age: Some(std::time::Duration::new(86_400, 1_000_000)),
-            retention_bytes: Some(0),
             segment_bytes: 12_345,
             segment_age: Some(std::time::Duration::from_millis(7_654_321)),
             retention_age: Some(std::time::Duration::from_secs(86_400)),

@@ -261,3 +261,8 @@ fn every_crash_while_a_log_is_shortened() {
 fn every_crash_while_a_log_of_prepared_segments_is_shortened() {
     enumerate("every_crash_while_a_log_of_prepared_segments_is_shortened", 48, script::shortened_ahead);
 }
+
+#[test]
+fn every_crash_while_a_partition_moves() {
+    enumerate("every_crash_while_a_partition_moves", 16, script::moved);
+}

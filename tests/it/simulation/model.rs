@@ -82,11 +82,14 @@ pub struct Log {
     pub durable_end: u64,
     /// The first offset is in this range: the least that was acknowledged, and the most that was asked for.
     pub first: (u64, u64),
+    pub sealed: Presence,
+    /// So many records are being taken in: all of them or none.
+    pub all_or_nothing: Option<u64>,
 }
 
 impl Log {
     fn new(durability: Durability) -> Self {
-        Self { durability, records: Vec::new(), kept_end: 0, durable_end: 0, first: (0, 0) }
+        Self { durability, records: Vec::new(), kept_end: 0, durable_end: 0, first: (0, 0), sealed: Presence::Gone, all_or_nothing: None }
     }
 
     /// The records before that offset were acknowledged.

@@ -61,6 +61,17 @@ pub enum Action {
         topic: &'static str,
         at: u64,
     },
+    Seal {
+        topic: &'static str,
+    },
+    Unseal {
+        topic: &'static str,
+    },
+    /// Exports a partition and has it taken in by another topic, which is made for it if it is not there.
+    Move {
+        from: &'static str,
+        to: &'static str,
+    },
     Reopen,
     Crash(Crash),
     Fault(Fault),
@@ -86,6 +97,7 @@ pub struct Script {
 
 const T: &str = "t";
 const U: &str = "u";
+const V: &str = "v";
 
 fn append(sizes: &[(usize, usize)]) -> Action {
     Action::Append { topic: T, sizes: sizes.to_vec() }
@@ -308,6 +320,38 @@ pub fn shortened(durability: Durability) -> Script {
     Script { machine: Machine::default(), actions }
 }
 
+/// A partition is exported, taken in elsewhere, and sealed; one that goes on is cut where the export has a link to.
+pub fn moved(durability: Durability) -> Script {
+    let config = TopicConfig {
+        durability,
+        segment_bytes: 500,
+        preallocate_bytes: 4096,
+        commit_bytes: 4096,
+        tail_bytes: 0,
+        ..TopicConfig::default()
+    };
+    let actions = vec![
+        Action::Create { topic: T, config },
+        append(&[(3, 90); 12]),
+        Action::Settle,
+        Action::Move { from: T, to: V },
+        Action::TruncateAfter { topic: T, at: 500 },
+        alone(12),
+        Action::AppendAndWait { topic: V, sizes: vec![(3, 12)] },
+        append(&[(3, 90)]),
+        Action::Seal { topic: T },
+        alone(13),
+        Action::Reopen,
+        alone(14),
+        Action::Unseal { topic: T },
+        Action::Reopen,
+        alone(15),
+        Action::Delete { topic: T },
+        Action::AppendAndWait { topic: V, sizes: vec![(3, 16)] },
+    ];
+    Script { machine: Machine::default(), actions }
+}
+
 /// The same with segments that are made ahead.
 pub fn shortened_ahead(durability: Durability) -> Script {
     let Script { machine, mut actions } = prepared_segments(durability);
@@ -456,7 +500,7 @@ pub fn random(seed: u64) -> Script {
     let mut actions = vec![Action::Create { topic: T, config: config(&mut rng) }];
     for _ in 0..10 + rng.below(50) {
         let topic = if rng.below(5) == 0 { U } else { T };
-        actions.push(match rng.below(49) {
+        actions.push(match rng.below(52) {
             0..12 => Action::Append { topic, sizes: sizes(&mut rng, large) },
             12..17 => Action::AppendAndWait { topic, sizes: sizes(&mut rng, large) },
             17..26 => Action::Step(1 + rng.below(12)),
@@ -476,6 +520,9 @@ pub fn random(seed: u64) -> Script {
             45 => Action::Retain,
             46 => Action::TruncateBefore { topic, at: rng.below(1001) },
             47..49 => Action::TruncateAfter { topic, at: rng.below(1001) },
+            49 if rng.below(2) == 0 => Action::Seal { topic },
+            50 => Action::Unseal { topic },
+            51 => Action::Move { from: topic, to: rng.one_of(&[T, U, V]) },
             43 => Action::WallClock(rng.below(u64::MAX)),
             _ => Action::Step(1),
         });

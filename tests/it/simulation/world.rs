@@ -44,6 +44,8 @@ pub struct World {
     /// Faults were to come in this life; and are.
     faulty: bool,
     faults_to_come: bool,
+    /// Exports that were begun.
+    exports: u64,
     /// The disk had a limit in this life; and has.
     full: bool,
     limited: bool,
@@ -80,6 +82,7 @@ impl World {
             rng: Rng::new(!seed),
             faulty: false,
             faults_to_come: false,
+            exports: 0,
             full: false,
             limited: false,
         }
@@ -123,6 +126,9 @@ impl World {
             Action::Retain => self.retain()?,
             Action::TruncateBefore { topic, at } => self.truncate_before(topic, *at)?,
             Action::TruncateAfter { topic, at } => self.truncate_after(topic, *at)?,
+            Action::Seal { topic } => self.seal(topic)?,
+            Action::Unseal { topic } => self.unseal(topic)?,
+            Action::Move { from, to } => self.move_to(from, to)?,
             Action::Reopen => self.reopen()?,
             Action::Crash(crash) => self.crash_and_recover(*crash)?,
             Action::Fault(fault) => {
@@ -258,6 +264,10 @@ impl World {
                 self.waiting.push(Waiting { ticket, topic: topic.to_owned(), partition: number, offsets });
                 Ok(())
             }
+            Err(error) if self.is_refused(topic, number, &error) => {
+                self.take_back(topic, number, offsets);
+                Ok(())
+            }
             Err(error) => self.excuse("an append was not queued", &error),
         }
     }
@@ -293,6 +303,7 @@ impl World {
                 log.promise(log.records.len() as u64);
                 Ok(())
             }
+            Err(error) if self.is_refused(topic, 0, &error) => Ok(()),
             Err(error) => self.excuse("a sync failed", &error),
         }
     }
@@ -305,13 +316,14 @@ impl World {
     }
 
     fn roll(&mut self, topic: &str) -> Verdict {
-        let Some((partition, _)) = self.some_partition(topic) else { return Ok(()) };
+        let Some((partition, number)) = self.some_partition(topic) else { return Ok(()) };
         let rolls = partition.stats().rolls;
         match partition.roll() {
             Ok(()) => {
                 ensure!(partition.stats().rolls <= rolls + 1 + self.waiting.len() as u64 * 8, "it rolled again and again");
                 Ok(())
             }
+            Err(error) if self.is_refused(topic, number, &error) => Ok(()),
             Err(error) => self.excuse("a roll failed", &error),
         }
     }
@@ -347,6 +359,111 @@ impl World {
         Ok(())
     }
 
+    fn seal(&mut self, topic: &str) -> Verdict {
+        let Some((partition, number)) = self.some_partition(topic) else { return Ok(()) };
+        let log = self.model.log(topic, number);
+        if log.sealed == Presence::Gone {
+            log.sealed = Presence::Unknown;
+        }
+        let sealed = partition.seal();
+        self.look()?;
+        let log = self.model.log(topic, number);
+        match sealed {
+            Ok(records) => {
+                ensure!(records == (partition.first_offset()..log.records.len() as u64), "{records:?} are sealed");
+                log.sealed = Presence::There;
+                log.promise(records.end);
+                Ok(())
+            }
+            Err(error) => self.excuse("a partition could not be sealed", &error),
+        }
+    }
+
+    /// Takes effect when it is opened again.
+    fn unseal(&mut self, topic: &str) -> Verdict {
+        let Some((partition, number)) = self.some_partition(topic) else { return Ok(()) };
+        let before = std::mem::replace(&mut self.model.log(topic, number).sealed, Presence::Unknown);
+        match partition.unseal() {
+            // It is what it is until then.
+            Ok(()) if !partition.is_sealed() => {
+                self.model.log(topic, number).sealed = before;
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+            Err(error) => self.excuse("a partition could not be unsealed", &error),
+        }
+    }
+
+    /// Whether an append that was refused had to be.
+    fn is_refused(&self, topic: &str, number: u32, error: &Error) -> bool {
+        error.is_moved() && self.model.topics[topic].logs[number as usize].sealed != Presence::Gone
+    }
+
+    fn move_to(&mut self, from: &str, to: &str) -> Verdict {
+        let Some(broker) = self.broker.clone() else { return Ok(()) };
+        self.stepper.settle(REST);
+        self.look()?;
+        let Some((partition, number)) = self.some_partition(from) else { return Ok(()) };
+        if let Err(error) = partition.roll() {
+            if !self.is_refused(from, number, &error) {
+                self.excuse("a roll failed", &error)?;
+            }
+        }
+        let config = self.model.topics[from].config.clone();
+        if !broker.topics().iter().any(|name| name == to) {
+            self.create(to, &config)?;
+        }
+        self.exports += 1;
+        let place = PathBuf::from(format!("/made/export-{}", self.exports));
+        let exported = match partition.export(&place) {
+            Ok(exported) => exported,
+            Err(error) => return self.excuse("an export failed", &error),
+        };
+        let Some((there, place_number)) = self.some_partition(to) else { return Ok(()) };
+        let records = self.model.log(from, number).records[..exported.records.end as usize].to_vec();
+        let was_empty = there.next_offset() == 0 && self.model.log(to, place_number).records.is_empty();
+        if was_empty {
+            let log = self.model.log(to, place_number);
+            (log.records, log.all_or_nothing) = (records.clone(), Some(exported.records.end));
+            log.first.1 = exported.records.start;
+        }
+        let imported = broker.import_partition(to, place_number, &place);
+        self.ends.remove(&(to.to_owned(), place_number));
+        match imported {
+            Ok(report) => {
+                ensure!(was_empty, "a partition with records was replaced");
+                ensure!((report.first_offset..report.next_offset) == exported.records, "{report:?} is {exported:?}");
+                let log = self.model.log(to, place_number);
+                (log.all_or_nothing, log.sealed) = (None, Presence::Gone);
+                log.first = (exported.records.start, exported.records.start);
+                log.promise(exported.records.end);
+                Ok(())
+            }
+            Err(Error::PartitionNotEmpty { .. }) if !was_empty => Ok(()),
+            // There was nothing to be exported.
+            Err(Error::Io { .. }) if exported.segments == 0 => {
+                self.undo_import(to, place_number, was_empty);
+                Ok(())
+            }
+            Err(error) => {
+                // Where it is closed, it is not known which of the two is there.
+                let goes_on = self.partition(to, place_number).is_some_and(|partition| partition.reader().is_ok());
+                if !self.sim.crashed() && goes_on {
+                    self.undo_import(to, place_number, was_empty);
+                }
+                self.excuse("an import failed", &error)
+            }
+        }
+    }
+
+    fn undo_import(&mut self, topic: &str, number: u32, was_empty: bool) {
+        if was_empty {
+            let log = self.model.log(topic, number);
+            (log.all_or_nothing, log.first) = (None, (0, 0));
+            log.records.clear();
+        }
+    }
+
     /// An offset so far into the log.
     fn offset_in(partition: &Partition, per_mille: u64) -> u64 {
         let first = partition.first_offset();
@@ -371,6 +488,7 @@ impl World {
                 log.promise(offset);
                 Ok(())
             }
+            Err(error) if self.is_refused(topic, number, &error) => Ok(()),
             Err(error) => self.excuse("records could not be removed", &error),
         }
     }
@@ -408,7 +526,7 @@ impl World {
                     // It was refused.
                     (log.kept_end, log.durable_end) = promised;
                 }
-                self.excuse("a log could not be cut", &error)
+                if self.is_refused(topic, number, &error) { Ok(()) } else { self.excuse("a log could not be cut", &error) }
             }
         }
     }
@@ -555,6 +673,9 @@ impl World {
                 ensure!(self.full || self.faulty, "the disk is not full");
                 self.take_back(topic, partition, offsets.start + appended..offsets.end);
             }
+            Err(error) if self.is_refused(topic, partition, &error) && !self.sim.crashed() => {
+                self.take_back(topic, partition, offsets.clone())
+            }
             Err(error) => {
                 self.excuse("an append failed", &error)?;
                 let stopped = error.is_failed() || error.is_closed();
@@ -586,6 +707,10 @@ impl World {
         let files = self.sim.files(&dir);
         let bases = files.iter().filter_map(|(name, _)| name.to_str()?.strip_suffix(".log")?.parse::<u64>().ok());
         let last = offsets.end - 1;
+        if last < self.model.topics[topic].logs[partition as usize].first.1 {
+            // It may have been removed before anybody looked.
+            return Ok(());
+        }
         let base = bases.filter(|base| *base <= last).max();
         let durable = base.and_then(|base| self.sim.durable_file(&dir.join(format!("{base:020}.log"))));
         let Some((base, bytes)) = base.zip(durable) else {
@@ -796,6 +921,15 @@ impl World {
         let first = partition.first_offset();
         ensure!((log.first.0..=log.first.1).contains(&first), "{topic}/{number}: after the crash {first} is first, not {:?}", log.first);
         log.first = (first, first);
+        let whole = log.all_or_nothing.take();
+        ensure!(whole.is_none_or(|whole| next == 0 || next == whole), "{topic}/{number}: {next} of {whole:?} records were taken in");
+        let right = match log.sealed {
+            Presence::There => partition.is_sealed(),
+            Presence::Gone => !partition.is_sealed(),
+            Presence::Unknown => true,
+        };
+        ensure!(right, "{topic}/{number}: that it moved was {:?}, and after the crash it is {}", log.sealed, partition.is_sealed());
+        log.sealed = if partition.is_sealed() { Presence::There } else { Presence::Gone };
         let (mut checked, faulty) = (first, self.faulty);
         while checked < next && !faulty {
             checked = self.read_to_end(&partition, topic, number, checked, Visibility::Durable).map_err(|unread| match unread {
