@@ -77,8 +77,6 @@ pub enum Guard {
     LinksKept,
     /// That a partition moved is noted before it is acknowledged.
     MovesNoted,
-    /// A partition that is taken in is on the device before it takes another's place.
-    ImportsSynced,
     /// A topic's new settings are durable before they take the place of the old ones.
     SettingsSynced,
     /// Altering a topic is acknowledged after it is durable which settings are its.
@@ -126,7 +124,6 @@ impl Guard {
         Self::CutsSynced,
         Self::LinksKept,
         Self::MovesNoted,
-        Self::ImportsSynced,
         Self::SettingsSynced,
         Self::AlterationsSynced,
         Self::OtherNamesKept,

@@ -9,7 +9,6 @@ use std::sync::PoisonError;
 
 use super::{Listed, Surroundings, Topic, open_partition};
 use crate::error::{Error, Result};
-use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind};
 use crate::partition::{self, PartitionReport};
 use crate::record::to_usize;
@@ -111,10 +110,9 @@ impl Topic {
         let dir = &self.0.dir;
         let [new, old] = [true, false].map(|is_new| Hidden { number, is_new }.path(dir));
         let place = dir.join(number.to_string());
-        let named = if guard::stands(Guard::ImportsSynced) { disk.sync_dir(dir) } else { Ok(()) };
         // The new one is whole on the device before the old one has no name.
-        if let Err(error) = named.map_err(Error::io("sync the directory", dir)) {
-            return Ok(Err(error));
+        if let Err(error) = disk.sync_dir(dir) {
+            return Ok(Err(Error::io("sync the directory", dir)(error)));
         }
         if let Err(error) = disk.rename(&place, &old) {
             return Ok(Err(Error::io("rename", &place)(error)));

@@ -66,6 +66,15 @@ const CANARIES: &[(Guard, Way)] = &[
     (Guard::OpeningRefusesDamage, Way::Probe("damage before the checkpoint", damage_is_refused)),
     (Guard::TopicNamesSynced, Way::Random(0)),
     (Guard::DeletionsSynced, Way::Crash("deleted_topic", script::deleted_topic, Durability::Durable, 86)),
+    (Guard::RemovalsInOrder, Way::Crash("shortened", script::shortened, Durability::Durable, 1)),
+    (Guard::SuccessorsBeforeRemovals, Way::Crash("shortened_ahead", script::shortened_ahead, Durability::Durable, 1)),
+    (Guard::NotesSynced, Way::Crash("shortened", script::shortened, Durability::Durable, 1)),
+    (Guard::NoteNamesSynced, Way::Crash("shortened", script::shortened, Durability::Durable, 1)),
+    (Guard::CutsAnnounced, Way::Crash("shortened", script::shortened, Durability::Durable, 1)),
+    (Guard::CutsFromTheEnd, Way::Crash("shortened", script::shortened, Durability::Durable, 1)),
+    (Guard::CutsSynced, Way::Crash("shortened", script::shortened, Durability::Durable, 1)),
+    (Guard::LinksKept, Way::Probe("a link to a log that is cut", a_link_to_a_log_that_is_cut_stays_whole)),
+    (Guard::MovesNoted, Way::Crash("moved", script::moved, Durability::Durable, 1)),
     (Guard::SettingsSynced, Way::Crash("altered_topic", script::altered_topic, Durability::Durable, 23)),
     (Guard::AlterationsSynced, Way::Crash("altered_topic", script::altered_topic, Durability::Durable, 24)),
     (Guard::OtherNamesKept, Way::Probe("a link to a deleted log", a_link_to_a_deleted_log_stays_whole)),
@@ -213,4 +222,18 @@ fn damage_is_refused() -> Verdict {
         Err(Error::Damaged { .. }) => Ok(()),
         other => Err(format!("opening damage gave {:?}", other.map(|broker| broker.report().clone()))),
     }
+}
+
+/// What was exported is what it was, whatever becomes of the log.
+fn a_link_to_a_log_that_is_cut_stays_whole() -> Verdict {
+    let (sim, _broker, partition) = create(1, &tiny(270));
+    for number in 0..20 {
+        append(&partition, b"key", &[number; 20]);
+    }
+    partition.export("/made/kept").map_err(|error| error.to_string())?;
+    let before = sim.files(Path::new("/made/kept"));
+    partition.truncate_after(3).map_err(|error| error.to_string())?;
+    append(&partition, b"key", b"another");
+    ensure!(sim.files(Path::new("/made/kept")) == before, "the export changed with the log");
+    Ok(())
 }

@@ -364,6 +364,9 @@ pub fn shortened_ahead(durability: Durability) -> Script {
         append(&[(4, 150_000), (2, 2)]),
         Action::TruncateBefore { topic: T, at: 500 },
         Action::TruncateAfter { topic: T, at: 900 },
+        append(&[(4, 150_000); 3]),
+        Action::Settle,
+        Action::TruncateBefore { topic: T, at: 1000 },
         alone(10),
     ]);
     Script { machine, actions }
