@@ -109,6 +109,15 @@ impl fmt::Debug for Job {
 }
 
 impl Job {
+    /// How it ends, if it says of what was done before that it is durable.
+    fn vouches(&self) -> Option<Done> {
+        match self {
+            Self::Checkpoint { .. } => Some(Done::Checkpoint),
+            Self::Sum { .. } => Some(Done::Sum),
+            _ => None,
+        }
+    }
+
     fn run(self, shared: &Shared) -> Done {
         match self {
             Self::Sync { log } => Done::Sync(log.sync()),
@@ -292,14 +301,13 @@ impl Worker {
     }
 
     fn work_at(&mut self, job: Job) {
-        let vouches = matches!(job, Job::Checkpoint { .. } | Job::Sum { .. });
-        if self.failed && vouches && guard::stands(Guard::NoCheckpointAfterFailure) {
-            // It would vouch for what was to be durable before it. The writer hears of the failure first, and ends.
-            return;
-        }
-        // A panic is an end like any other, so that the writer never waits for what does not come.
-        let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&self.shared)));
-        let ended = ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
+        // It would vouch for what was to be durable before it. The writer hears of the failure first, and ends.
+        let skipped = job.vouches().filter(|_| self.failed && guard::stands(Guard::NoCheckpointAfterFailure));
+        let ended = skipped.unwrap_or_else(|| {
+            // A panic is an end like any other, so that the writer never waits for what does not come.
+            let ended = panic::catch_unwind(AssertUnwindSafe(|| job.run(&self.shared)));
+            ended.unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)))
+        });
         self.failed |= ended.is_failure();
         // A writer that is gone hears nothing.
         if self.done.send(ended).is_ok() {
