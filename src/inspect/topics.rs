@@ -31,7 +31,7 @@ pub struct StoredPartition {
     pub path: PathBuf,
     /// How many segments it has.
     pub segments: usize,
-    /// The offset of the first record; that of the next one if there is none.
+    /// The offset of the first record that lies there, be it truncated away; that of the next one if there is none.
     pub first_offset: u64,
     /// One past the last record: up to the first damage in the last segment, if there is any.
     pub next_offset: u64,

@@ -1164,6 +1164,12 @@ impl Writer {
             return Ok(Ok(()));
         }
         self.active.index.write(&*self.shared.disk, u64::MAX);
+        if self.shared.config.durability != Durability::Durable {
+            // What stays is vouched for from now on, by a checkpoint and to readers. The logs before were synced when they were sealed.
+            let end = self.appended();
+            self.active.log.sync().map_err(Error::io("sync", &end.segment.path(Kind::Log)))?;
+            self.mark_durable(&end);
+        }
         let cut = match Cut::find(&self.shared, offset).and_then(|cut| cut.announce(&self.shared).map(|()| cut)) {
             Ok(cut) => cut,
             Err(error) => return Ok(Err(error)),

@@ -147,6 +147,59 @@ fn a_linger_that_is_taken_back_ends_at_once() {
     }
 }
 
+#[test]
+fn retention_that_is_altered_is_enforced() {
+    each_backend(|backend| {
+        let data = scratch();
+        let (broker, partition) = create(data.path(), backend, &segments_of(270));
+        let fill = || {
+            for number in 0..30u8 {
+                append(&partition, b"key", &[number; 59]);
+            }
+        };
+        fill();
+        assert!(broker.enforce_retention().unwrap().removed.is_empty());
+        broker.alter_topic(TOPIC, |config| config.retention_bytes = Some(1000)).unwrap();
+        let [removed] = &broker.enforce_retention().unwrap().removed[..] else { panic!("nothing went") };
+        assert_eq!((removed.records.clone(), partition.first_offset()), (0..21, 21));
+        broker.alter_topic(TOPIC, |config| config.retention_bytes = None).unwrap();
+        fill();
+        assert!(broker.enforce_retention().unwrap().removed.is_empty());
+        broker.close().unwrap();
+    });
+}
+
+/// A segment's age that is altered counts from when its first record came, whenever that was; the writer, which waits, is told.
+#[test]
+fn an_age_that_is_altered_has_segments_roll_in_time() {
+    let first = seed();
+    for seed in (0..20).map(|number| first.wrapping_add(number)) {
+        let stepper = Stepper::new(seed);
+        let fallback = crate::support::config(Backend::Auto, TopicConfig::default());
+        let broker = Broker::open_stepped(Arc::new(SimDisk::new(seed)), &stepper, DATA, fallback).unwrap();
+        let day = Some(Duration::from_secs(86_400));
+        let topic = broker.create_topic(TOPIC, TopicConfig { segment_age: day, ..tiny(1000) }).unwrap();
+        let partition = topic.partition(0).unwrap();
+        partition.append_and_wait(Batch::of(None, b"v").unwrap()).unwrap();
+        let wait = |seconds| {
+            stepper.settle(Duration::from_secs(1));
+            stepper.pass(Duration::from_secs(seconds));
+            while stepper.step() {}
+        };
+        wait(3000);
+        assert_eq!(partition.stats().rolls, 0, "seed {seed}");
+        broker.alter_topic(TOPIC, |config| config.segment_age = Some(Duration::from_secs(3600))).unwrap();
+        while stepper.step() {}
+        assert_eq!(partition.stats().rolls, 0, "seed {seed}: it is not so old yet");
+        wait(700);
+        assert_eq!(partition.stats().rolls, 1, "seed {seed}");
+        partition.append_and_wait(Batch::of(None, b"v").unwrap()).unwrap();
+        broker.alter_topic(TOPIC, |config| config.segment_age = None).unwrap();
+        wait(10_000);
+        assert_eq!(partition.stats().rolls, 1, "seed {seed}");
+    }
+}
+
 /// Producers of batches that span segments, beside changes of the segments' size and the linger: every record is there once.
 #[test]
 fn altering_beside_appends_loses_nothing() {
