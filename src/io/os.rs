@@ -16,7 +16,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::blocking::BlockingRing;
 use super::uring::{self, UringRing};
-use super::{Backend, Create, Details, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
+use super::{Backend, Create, Details, Directory, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
 
 /// The file systems that this process sees.
 #[derive(Debug)]
@@ -163,7 +163,11 @@ impl Disk for OsDisk {
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        fs::File::open(dir)?.sync_all()
+        self.open_dir(dir)?.sync()
+    }
+
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn Directory>> {
+        Ok(Box::new(OsDirectory(fs::File::open(dir)?)))
     }
 
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Lock>> {
@@ -230,6 +234,26 @@ impl Drop for FileLock {
 
 /// `FALLOC_FL_WRITE_ZEROES`, which is younger than the binding's list.
 const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
+
+#[derive(Debug)]
+struct OsDirectory(fs::File);
+
+impl Directory for OsDirectory {
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+}
+
+/// Whether an open was refused because this process, or the system, has as many files open as it may.
+pub fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
+/// How many files this process may have open, if that is what refused an open.
+pub fn open_files_limit(error: &io::Error) -> Option<u64> {
+    let is_own = Errno::from_io_error(error) == Some(Errno::MFILE);
+    is_own.then(|| rustix::process::getrlimit(rustix::process::Resource::Nofile).current).flatten()
+}
 
 #[derive(Debug)]
 struct OsFile(fs::File);

@@ -336,7 +336,8 @@ impl Partition {
         let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
             Some(segment) => Active::open(&shared, segment, indexed)?,
             None => {
-                let active = Active::create(&shared, next_offset)?;
+                let names = shared.disk.open_dir(&shared.dir).map_err(Error::io("open", &shared.dir))?;
+                let active = Active::create(&shared, &*names, next_offset)?;
                 shared.push_segment(Arc::clone(&active.segment));
                 report.segments = 1;
                 active

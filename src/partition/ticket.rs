@@ -39,7 +39,9 @@ impl Ticket {
     /// ends, however it ends, answers.
     ///
     /// # Errors
-    /// - [`Error::DiskFull`] if there was no room: later appends may succeed.
+    /// - [`Error::DiskFull`] if there was no room, [`Error::TooManyOpenFiles`] if a new segment could not be opened, [`Error::Io`] if the
+    ///   device refused to set room aside: later appends may succeed.
+    /// - [`Error::OffsetsUsedUp`] if fewer offsets are left than the batch has records.
     /// - [`Error::Failed`] if a write failed: the records may or may not be in the log when it is opened again.
     /// - [`Error::Closed`] if the partition was closed before the append's turn came.
     pub fn wait(self) -> Result<Range<u64>> {
