@@ -196,6 +196,13 @@ pub enum Error {
         /// The failure that stopped it.
         cause: Arc<Error>,
     },
+    /// The handle belongs to the process that this one was forked from. Nothing was done: a child may drop such a handle, which waits for
+    /// nothing and changes nothing, and open another data directory.
+    #[error("{path:?} was opened by the process that this one was forked from, and serves that one alone")]
+    Forked {
+        /// What was opened.
+        path: PathBuf,
+    },
     /// A bug of this crate. The process goes on, the partition does not.
     #[error("the writer of {path:?} panicked: {message}")]
     WriterPanicked {
@@ -230,7 +237,9 @@ impl Error {
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
         move |source| {
             let path = path.to_owned();
-            if crate::io::is_out_of_files(&source) {
+            if crate::io::is_forked(&source) {
+                Self::Forked { path }
+            } else if crate::io::is_out_of_files(&source) {
                 Self::TooManyOpenFiles { path, limit: crate::io::open_files_limit(&source), appended: 0 }
             } else {
                 Self::Io { action, path, source: Arc::new(source) }

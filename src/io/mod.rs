@@ -17,6 +17,7 @@
 mod blocking;
 mod buffer;
 mod os;
+mod process;
 mod uring;
 mod wake;
 
@@ -39,6 +40,7 @@ use std::time::Duration;
 pub use blocking::BlockingRing;
 pub use buffer::Buffer;
 pub use os::{OsDisk, is_out_of_files, open_files_limit};
+pub use process::{Process, is_forked};
 pub use wake::{Signal, Waker};
 
 /// Alignment of positions, lengths and memory for direct I/O. Every device's logical block

@@ -30,6 +30,7 @@ mod checkpoint;
 mod crash;
 mod durability;
 mod foreign;
+mod fork;
 mod full;
 mod fuse;
 mod fuzz_corpus;

@@ -73,7 +73,7 @@ fn the_last_offset_is_given_and_a_batch_that_wants_more_is_refused_whole() {
             broker.close().unwrap();
             let closed = assert_closed(&partition_dir(data.path()), 1);
             assert_eq!(closed.next_offset, END);
-            let found = sapwood::inspect::verify(&partition_dir(data.path())).unwrap().findings;
+            let found = sapwood::inspect::verify(partition_dir(data.path())).unwrap().findings;
             assert!(found.iter().all(|finding| finding.severity == sapwood::inspect::Severity::Info), "{found:?}");
 
             // And again after opening, by the checkpoint and by a scan.
