@@ -34,6 +34,7 @@ mod fork;
 mod full;
 mod fuse;
 mod fuzz_corpus;
+mod giants;
 mod indexes;
 mod kill;
 mod latch;
