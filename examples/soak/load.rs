@@ -65,6 +65,7 @@ pub fn say(line: &str) {
 /// What the threads of a life share.
 pub struct Shared {
     pub broker: Broker,
+    pub data: std::path::PathBuf,
     pub seed: u64,
     pub life: u32,
     stop: AtomicBool,
@@ -107,7 +108,7 @@ pub fn run(data: &Path, seed: u64, life: u32) {
         }
     }
     say("open");
-    let shared = Shared { broker, seed, life, stop: AtomicBool::new(false), partitions };
+    let shared = Shared { broker, data: data.to_owned(), seed, life, stop: AtomicBool::new(false), partitions };
     std::thread::scope(|scope| {
         let shared = &shared;
         for (number, (place, partition)) in (0..).zip(&shared.partitions) {

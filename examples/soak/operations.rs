@@ -6,17 +6,19 @@ use std::time::Duration;
 use sapwood::Partition;
 
 use crate::load::{CUT, KEPT, Producer, Shared, say};
-use crate::record::{Place, Rng};
+use crate::oracle;
+use crate::record::{Order, Place, Rng, Tag};
 
 type Operation = fn(&Shared, &Place, &Partition, &mut Rng);
 
 /// Those that may come at any time, beside producers.
-const OPERATIONS: [(&str, Operation); 5] = [
+const OPERATIONS: [(&str, Operation); 6] = [
     ("sync", |_, _, partition, _| partition.sync().unwrap()),
     ("roll", |_, _, partition, _| partition.roll().unwrap()),
     ("truncate_before", truncate_before),
     ("enforce_retention", enforce_retention),
     ("offset_for_time", offset_for_time),
+    ("export", export),
 ];
 
 /// Does one after the other, each to some partition.
@@ -70,6 +72,23 @@ fn offset_for_time(_: &Shared, place: &Place, partition: &Partition, rng: &mut R
         }
         Err(error) => assert!(error.is_out_of_range(), "{place:?}: {error}"),
     }
+}
+
+/// A snapshot is whole, and stays so whatever becomes of the log.
+fn export(shared: &Shared, place: &Place, partition: &Partition, _: &mut Rng) {
+    // Beside the data, where links are possible; a kill leaves it.
+    let to = shared.data.with_extension("export");
+    let _ = std::fs::remove_dir_all(&to);
+    let exported = partition.export(&to).unwrap();
+    let report = oracle::assert_sound(&to);
+    assert_eq!(report.records.len() as u64, report.next_offset - report.first_offset, "{place:?}");
+    assert!(exported.records.is_empty() || exported.records.end == report.next_offset, "{place:?}: {exported:?}");
+    let mut order = Order::default();
+    for (offset, record) in (report.first_offset..).zip(&report.records) {
+        assert_eq!(record.offset, offset, "{place:?}");
+        order.follow(place, offset, Tag::check(place, shared.seed, (offset, &record.key, &record.value)));
+    }
+    std::fs::remove_dir_all(&to).unwrap();
 }
 
 /// Cuts the end of the log of which `producer` is the only one.

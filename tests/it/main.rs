@@ -29,6 +29,7 @@ mod chain;
 mod checkpoint;
 mod crash;
 mod durability;
+mod environment;
 mod foreign;
 mod fork;
 mod full;
