@@ -104,7 +104,7 @@ pub fn run(data: &Path, seed: u64, life: u32) {
         };
         for partition in topic.partitions() {
             say(&format!("F {name} {} {} {}", partition.number(), partition.first_offset(), partition.next_offset()));
-            partitions.push((Place { topic: name.into(), partition: partition.number(), incarnation: 0 }, partition.clone()));
+            partitions.push((Place { topic: name.into(), partition: partition.number(), incarnation: 0 }, partition));
         }
     }
     say("open");
@@ -239,7 +239,7 @@ fn come_and_go(shared: &Shared, mut rng: Rng) {
         say("O create_topic");
         for partition in topic.partitions() {
             let place = Place { topic: PASSING.into(), partition: partition.number(), incarnation };
-            let mut producer = Producer::new(shared, &place, partition, 0, Rng::new(rng.next()));
+            let mut producer = Producer::new(shared, &place, &partition, 0, Rng::new(rng.next()));
             for _ in 0..rng.below(8) {
                 producer.produce();
                 producer.rest(3_000);
