@@ -109,6 +109,28 @@ pub enum Error {
         /// How many of the batch's first records are in the log: 0, unless the batch spans segments.
         appended: u64,
     },
+    /// No more files can be opened, by this process or on this system. What was asked for was not done, everything that was acknowledged
+    /// is intact, and the same succeeds once fewer are open or the limit is raised.
+    #[error("{}", too_many_open(path, *limit, *appended))]
+    TooManyOpenFiles {
+        /// What could not be opened.
+        path: PathBuf,
+        /// How many this process may have open, `RLIMIT_NOFILE`; none if it is the whole system that has no more.
+        limit: Option<u64>,
+        /// How many of the batch's first records are in the log: 0, unless a batch was appended that spans segments.
+        appended: u64,
+    },
+    /// The offsets are used up: the last record that a partition can hold has the offset 2^64 - 2. Nothing of the batch was queued for the
+    /// device, and all that is in the log stays readable.
+    #[error("{path:?} has no offsets left for {records} records: the next one is {next}, and the last that can be given is 2^64 - 2")]
+    OffsetsUsedUp {
+        /// The partition's directory.
+        path: PathBuf,
+        /// The offset that the next record would get.
+        next: u64,
+        /// How many records the batch has.
+        records: u64,
+    },
     /// The system refused.
     #[error("could not {action} {path:?}: {source}")]
     Io {
@@ -174,6 +196,13 @@ pub enum Error {
         /// The failure that stopped it.
         cause: Arc<Error>,
     },
+    /// The handle belongs to the process that this one was forked from. Nothing was done: a child may drop such a handle, which waits for
+    /// nothing and changes nothing, and open another data directory.
+    #[error("{path:?} was opened by the process that this one was forked from, and serves that one alone")]
+    Forked {
+        /// What was opened.
+        path: PathBuf,
+    },
     /// A bug of this crate. The process goes on, the partition does not.
     #[error("the writer of {path:?} panicked: {message}")]
     WriterPanicked {
@@ -206,7 +235,16 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
-        move |source| Self::Io { action, path: path.to_owned(), source: Arc::new(source) }
+        move |source| {
+            let path = path.to_owned();
+            if crate::io::is_forked(&source) {
+                Self::Forked { path }
+            } else if crate::io::is_out_of_files(&source) {
+                Self::TooManyOpenFiles { path, limit: crate::io::open_files_limit(&source), appended: 0 }
+            } else {
+                Self::Io { action, path, source: Arc::new(source) }
+            }
+        }
     }
 
     /// Whether there was no room: on the device, in the quota, or under the limit of a file's size.
@@ -215,6 +253,15 @@ impl Error {
             Self::DiskFull { .. } => true,
             Self::Io { source, .. } => is_full(source),
             Self::Failed { cause, .. } => cause.is_disk_full(),
+            _ => false,
+        }
+    }
+
+    /// Whether no more files could be opened.
+    pub fn is_too_many_open_files(&self) -> bool {
+        match self {
+            Self::TooManyOpenFiles { .. } => true,
+            Self::Failed { cause, .. } => cause.is_too_many_open_files(),
             _ => false,
         }
     }
@@ -250,6 +297,17 @@ fn no_room(path: &Path, needed: u64, appended: u64) -> String {
         0 => format!("no room for {path:?}"),
         _ => format!("no room for {needed} more bytes of {path:?}; {appended} records of the batch were appended before"),
     }
+}
+
+fn too_many_open(path: &Path, limit: Option<u64>, appended: u64) -> String {
+    let mut text = match limit {
+        Some(limit) => format!("{path:?} cannot be opened: this process may have {limit} files open (RLIMIT_NOFILE, `ulimit -n`), and has"),
+        None => format!("{path:?} cannot be opened: the system has as many files open as it may (fs.file-max)"),
+    };
+    if appended > 0 {
+        text.push_str(&format!("; {appended} records of the batch were appended before"));
+    }
+    text
 }
 
 /// Whether the system ran out of room, the user out of quota, or the file came to its largest size.

@@ -16,7 +16,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{BrokerConfig, Pinning, TopicConfig};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk};
+use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk, Process, is_out_of_files};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
 use crate::partition::{OwnedRecord, PartitionReport, Workers};
@@ -79,7 +79,10 @@ impl Broker {
     /// - [`Error::InvalidConfig`], [`Error::PartitionMissing`], and what the system says.
     pub fn open(dir: impl AsRef<Path>, config: BrokerConfig) -> Result<Self> {
         config.validate()?;
-        let disk = OsDisk::new(config.backend).map_err(|source| Error::IoUringUnavailable { source: Arc::new(source) })?;
+        let disk = OsDisk::new(config.backend).map_err(|source| match is_out_of_files(&source) {
+            true => Error::io("open", dir.as_ref())(source),
+            false => Error::IoUringUnavailable { source: Arc::new(source) },
+        })?;
         Self::start(Arc::new(disk), Arc::new(SystemClock::new()), Workers::Threads, dir.as_ref(), &config)
     }
 
@@ -105,6 +108,7 @@ impl Broker {
     }
 
     fn start(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, workers: Workers, dir: &Path, config: &BrokerConfig) -> Result<Self> {
+        let process = Process::current().map_err(Error::io("look out for forks of", dir))?;
         create_dirs(&*disk, dir)?;
         let lock: Arc<dyn Lock> = Arc::from(lock(&*disk, dir)?);
         let cores = Cores { cores: cores(&config.pinning), ..Cores::default() };
@@ -120,7 +124,7 @@ impl Broker {
         }
         let time = Mutex::new(SoundTime::new(newest_record(&topics, &*around.clock), &*around.clock));
         let by_itself = matches!(around.workers, Workers::Threads);
-        let topics = Topics::new(dir.to_owned(), around, topics);
+        let topics = Topics::new(dir.to_owned(), process, around, topics);
         let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, topics, time });
         let every = config.retention_every.filter(|_| by_itself);
         let schedule = every.map(|every| Schedule::start(Arc::clone(&inner), every).map(Arc::new)).transpose();

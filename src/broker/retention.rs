@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use super::{Broker, Inner};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::io::Process;
 use crate::partition::Removed;
 
 /// How far the wall clock may be ahead of where it should be, and be believed at once.
@@ -141,18 +142,25 @@ pub(super) struct Schedule {
     /// Dropped to end it.
     goes_on: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 impl Schedule {
     pub(super) fn start(broker: Arc<Inner>, every: Duration) -> io::Result<Self> {
+        let process = Process::current()?;
         let (goes_on, ended) = crossbeam_channel::bounded(0);
         let thread = thread::Builder::new().name("log retention".to_owned()).spawn(move || run(&broker, every, &ended))?;
-        Ok(Self { goes_on: Some(goes_on), thread: Some(thread) })
+        Ok(Self { goes_on: Some(goes_on), thread: Some(thread), process })
     }
 }
 
 impl Drop for Schedule {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // In a child there is no such thread, and it may have been at the channel when it was left behind.
+            std::mem::forget((self.goes_on.take(), self.thread.take()));
+            return;
+        }
         self.goes_on = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -10,12 +10,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::io::Process;
 use crate::topic::{Surroundings, Topic};
 
 /// All topics of an open broker.
 #[derive(Debug)]
 pub(super) struct Topics {
     dir: PathBuf,
+    process: Process,
     state: Mutex<State>,
     /// Told when a claim ends.
     released: Condvar,
@@ -44,32 +46,32 @@ pub(super) struct Claim<'a> {
 }
 
 impl Topics {
-    pub(super) fn new(dir: PathBuf, around: Surroundings, topics: BTreeMap<String, Topic>) -> Self {
+    pub(super) fn new(dir: PathBuf, process: Process, around: Surroundings, topics: BTreeMap<String, Topic>) -> Self {
         let slots = topics.into_iter().map(|(name, topic)| (name, Slot { topic: Some(topic), claimed: false })).collect();
-        Self { dir, state: Mutex::new(State { around: Some(Arc::new(around)), slots }), released: Condvar::new() }
+        Self { dir, process, state: Mutex::new(State { around: Some(Arc::new(around)), slots }), released: Condvar::new() }
     }
 
     pub(super) fn get(&self, name: &str) -> Result<Topic> {
-        let state = self.state();
+        let state = self.state()?;
         self.check_open(&state)?;
         state.slots.get(name).and_then(|slot| slot.topic.clone()).ok_or_else(|| not_found(name))
     }
 
     /// All of them, and the clock that they go by.
     pub(super) fn all(&self) -> Result<(Arc<dyn Clock>, Vec<Topic>)> {
-        let state = self.state();
+        let state = self.state()?;
         let around = self.check_open(&state)?;
         Ok((Arc::clone(&around.clock), state.slots.values().filter_map(|slot| slot.topic.clone()).collect()))
     }
 
     pub(super) fn names(&self) -> Vec<String> {
-        let state = self.state();
+        let Ok(state) = self.state() else { return Vec::new() };
         state.slots.iter().filter(|(_, slot)| slot.topic.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
     /// Claims a name that no topic has. Waits for who makes or deletes one of that name.
     pub(super) fn claim_free<'a>(&'a self, name: &'a str) -> Result<Claim<'a>> {
-        let mut state = self.state();
+        let mut state = self.state()?;
         loop {
             let around = self.check_open(&state)?;
             match state.slots.get(name) {
@@ -85,7 +87,7 @@ impl Topics {
 
     /// Claims the name of a topic, which stays where it is. Waits for who is at work on it.
     pub(super) fn claim<'a>(&'a self, name: &'a str) -> Result<(Claim<'a>, Topic)> {
-        let mut state = self.state();
+        let mut state = self.state()?;
         loop {
             let around = self.check_open(&state)?;
             match state.slots.get_mut(name) {
@@ -101,7 +103,7 @@ impl Topics {
 
     /// Lets nobody claim anything from now on, waits until all claims ended, and gives the topics away.
     pub(super) fn close(&self) -> Result<Vec<Topic>> {
-        let mut state = self.state();
+        let mut state = self.state()?;
         self.check_open(&state)?;
         state.around = None;
         while state.slots.values().any(|slot| slot.claimed) {
@@ -114,7 +116,13 @@ impl Topics {
         state.around.clone().ok_or_else(|| Error::Closed { path: self.dir.clone() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    /// # Errors
+    /// [`Error::Forked`]: in a child of the process the lock may be held by a thread that is not there.
+    fn state(&self) -> Result<MutexGuard<'_, State>> {
+        if self.process.is_current() { Ok(self.lock()) } else { Err(Error::Forked { path: self.dir.clone() }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
         // The map is changed by single insertions and removals: whole at every moment that a panic could leave it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,7 +149,7 @@ impl Claim<'_> {
     }
 
     fn set(&self, topic: Option<Topic>) {
-        let before = self.topics.state().slots.get_mut(self.name).map(|slot| std::mem::replace(&mut slot.topic, topic));
+        let before = self.topics.lock().slots.get_mut(self.name).map(|slot| std::mem::replace(&mut slot.topic, topic));
         // The last handle to a topic closes it, which takes its time.
         drop(before);
     }
@@ -151,7 +159,7 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         // Whoever waits to have everything closed must find the data directory let go of.
         self.around = None;
-        let mut state = self.topics.state();
+        let mut state = self.topics.lock();
         match state.slots.get_mut(self.name) {
             Some(slot) if slot.topic.is_some() => slot.claimed = false,
             _ => drop(state.slots.remove(self.name)),

@@ -17,6 +17,7 @@
 mod blocking;
 mod buffer;
 mod os;
+mod process;
 mod uring;
 mod wake;
 
@@ -38,7 +39,8 @@ use std::time::Duration;
 #[cfg(any(test, feature = "sim"))]
 pub use blocking::BlockingRing;
 pub use buffer::Buffer;
-pub use os::OsDisk;
+pub use os::{OsDisk, is_out_of_files, open_files_limit};
+pub use process::{Process, is_forked};
 pub use wake::{Signal, Waker};
 
 /// Alignment of positions, lengths and memory for direct I/O. Every device's logical block
@@ -88,6 +90,8 @@ pub trait Disk: Debug + Send + Sync {
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Makes the directory's entries durable: what was created, renamed and removed in it.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Opens a directory, so that its entries can be made durable later, when there may be no descriptor left.
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn Directory>>;
     /// Takes the exclusive lock of the file at `path`, making the file if there is none.
     /// `WouldBlock` at once if another holder has it, in this process or in another one;
     /// a holder that died has it no longer.
@@ -103,6 +107,12 @@ pub trait Disk: Debug + Send + Sync {
 /// Whether opening to read failed because no regular file is there.
 pub fn is_no_file(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput)
+}
+
+/// One open directory.
+pub trait Directory: Debug + Send + Sync {
+    /// As [`Disk::sync_dir`], without opening anything.
+    fn sync(&self) -> io::Result<()>;
 }
 
 /// Held exclusively until dropped.

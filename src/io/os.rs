@@ -16,7 +16,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::blocking::BlockingRing;
 use super::uring::{self, UringRing};
-use super::{Backend, Create, Details, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
+use super::{Backend, Create, Details, Directory, Disk, Entry, EntryKind, File, Lock, Open, Process, Ring, RingConfig};
 
 /// The file systems that this process sees.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub struct OsDisk {
     uring: bool,
     /// Whether one ring may be done without io_uring where the kernel grants no more of them.
     may_fall_back: bool,
+    /// A child of it changes no name.
+    process: Process,
     /// Each cause of working worse than hoped is told once.
     told: Told,
 }
@@ -54,6 +56,8 @@ impl OsDisk {
             Backend::Uring => uring::probe().map(|()| true)?,
             Backend::Auto => match uring::probe() {
                 Ok(()) => true,
+                // That says nothing of io_uring, and passes.
+                Err(error) if is_out_of_files(&error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, "io_uring is not available here (denied by a container's seccomp profile or by \
                         kernel.io_uring_disabled, no locked memory allowed by RLIMIT_MEMLOCK, or an old kernel); using pwritev2 and \
@@ -62,12 +66,13 @@ impl OsDisk {
                 }
             },
         };
-        Ok(Self { uring, may_fall_back: backend == Backend::Auto, told: Told::default() })
+        Ok(Self { uring, may_fall_back: backend == Backend::Auto, process: Process::current()?, told: Told::default() })
     }
 }
 
 impl Disk for OsDisk {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.process.check()?;
         fs::create_dir(path)
     }
 
@@ -90,6 +95,9 @@ impl Disk for OsDisk {
     }
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
+        if how.write {
+            self.process.check()?;
+        }
         let mut flags = OFlags::empty();
         flags.set(OFlags::DIRECT, how.direct);
         // What a link leads to is not the engine's to write.
@@ -118,10 +126,11 @@ impl Disk for OsDisk {
         if how.direct && !takes_blocks(&file) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "direct I/O here needs larger alignment than a block"));
         }
-        Ok(Arc::new(OsFile(file)))
+        Ok(Arc::new(OsFile { file, process: self.process }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.process.check()?;
         match rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, RenameFlags::NOREPLACE) {
             // Some file systems know no flags; then a look and a plain rename must do.
             Err(Errno::INVAL | Errno::NOSYS) => match fs::symlink_metadata(to) {
@@ -134,6 +143,7 @@ impl Disk for OsDisk {
     }
 
     fn replace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.process.check()?;
         match fs::symlink_metadata(to) {
             Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
             Ok(there) if !there.is_file() => return Err(io::ErrorKind::AlreadyExists.into()),
@@ -144,6 +154,7 @@ impl Disk for OsDisk {
     }
 
     fn link(&self, file: &Path, name: &Path) -> io::Result<()> {
+        self.process.check()?;
         if !fs::symlink_metadata(file)?.is_file() {
             return Err(not_regular());
         }
@@ -154,23 +165,30 @@ impl Disk for OsDisk {
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.process.check()?;
         let kind = fs::symlink_metadata(path)?.file_type();
         if kind.is_file() || kind.is_dir() { fs::remove_file(path) } else { Err(not_regular()) }
     }
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.process.check()?;
         fs::remove_dir(path)
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        fs::File::open(dir)?.sync_all()
+        self.open_dir(dir)?.sync()
+    }
+
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn Directory>> {
+        Ok(Box::new(OsDirectory(fs::File::open(dir)?)))
     }
 
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Lock>> {
+        self.process.check()?;
         // Neither truncated nor written: a file that another process holds stays as it is.
         let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         uninterrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;
-        Ok(Box::new(FileLock(file)))
+        Ok(Box::new(FileLock { file, process: self.process }))
     }
 
     fn ring(&self, config: &RingConfig) -> io::Result<Box<dyn Ring>> {
@@ -217,14 +235,20 @@ fn takes_blocks(file: &fs::File) -> bool {
 
 /// An flock(2) lock: it belongs to the open file, so the kernel releases it with the last descriptor, however a process ends.
 #[derive(Debug)]
-struct FileLock(fs::File);
+struct FileLock {
+    file: fs::File,
+    process: Process,
+}
 
 impl Lock for FileLock {}
 
 impl Drop for FileLock {
     fn drop(&mut self) {
         // Closing alone would leave the lock to a child that another thread is just starting, until that child's exec.
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+        // In a child of the process that took it, unlocking would take it from the parent, whose open file it is; closing does not.
+        if self.process.is_current() {
+            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        }
     }
 }
 
@@ -232,15 +256,38 @@ impl Drop for FileLock {
 const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 
 #[derive(Debug)]
-struct OsFile(fs::File);
+struct OsDirectory(fs::File);
+
+impl Directory for OsDirectory {
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+}
+
+/// Whether an open was refused because this process, or the system, has as many files open as it may.
+pub fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
+/// How many files this process may have open, if that is what refused an open.
+pub fn open_files_limit(error: &io::Error) -> Option<u64> {
+    let is_own = Errno::from_io_error(error) == Some(Errno::MFILE);
+    is_own.then(|| rustix::process::getrlimit(rustix::process::Resource::Nofile).current).flatten()
+}
+
+#[derive(Debug)]
+struct OsFile {
+    file: fs::File,
+    process: Process,
+}
 
 impl File for OsFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn details(&self) -> io::Result<Details> {
-        let found = self.0.metadata()?;
+        let found = self.file.metadata()?;
         let (seconds, ns) = (u64::try_from(found.mtime()).ok(), u64::try_from(found.mtime_nsec()).ok());
         let modified_ns = seconds.and_then(|seconds| seconds.checked_mul(1_000_000_000)?.checked_add(ns?));
         Ok(Details { links: found.nlink(), modified_ns })
@@ -248,19 +295,20 @@ impl File for OsFile {
 
     fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<usize> {
         // A tenth of a small read quicker than preadv2, whose lists and flags it has no use for.
-        self.0.read_at(into, position)
+        self.file.read_at(into, position)
     }
 
     fn write_at(&self, from: &[u8], position: u64, durable: bool) -> io::Result<usize> {
+        self.process.check()?;
         let from = [IoSlice::new(from)];
         if durable {
-            match rustix::io::pwritev2(&self.0, &from, position, ReadWriteFlags::DSYNC) {
+            match rustix::io::pwritev2(&self.file, &from, position, ReadWriteFlags::DSYNC) {
                 // The file system does not know the flag.
                 Err(Errno::OPNOTSUPP) => {}
                 result => return Ok(result?),
             }
         }
-        let written = rustix::io::pwritev2(&self.0, &from, position, ReadWriteFlags::empty())?;
+        let written = rustix::io::pwritev2(&self.file, &from, position, ReadWriteFlags::empty())?;
         if durable {
             self.sync()?;
         }
@@ -268,26 +316,29 @@ impl File for OsFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        self.process.check()?;
+        self.file.set_len(len)
     }
 
     fn allocate(&self, range: Range<u64>) -> io::Result<()> {
+        self.process.check()?;
         let len = range.end.saturating_sub(range.start);
         if len == 0 {
             return Ok(());
         }
-        match uninterrupted(|| rustix::fs::fallocate(&self.0, FallocateFlags::empty(), range.start, len)) {
+        match uninterrupted(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), range.start, len)) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(io::ErrorKind::Unsupported.into()),
             result => Ok(result?),
         }
     }
 
     fn write_zeroes(&self, range: Range<u64>) -> io::Result<()> {
+        self.process.check()?;
         let len = range.end.saturating_sub(range.start);
         if len == 0 {
             return Ok(());
         }
-        match uninterrupted(|| rustix::fs::fallocate(&self.0, WRITE_ZEROES, range.start, len)) {
+        match uninterrupted(|| rustix::fs::fallocate(&self.file, WRITE_ZEROES, range.start, len)) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(io::ErrorKind::Unsupported.into()),
             result => Ok(result?),
         }
@@ -295,17 +346,17 @@ impl File for OsFile {
 
     fn sync(&self) -> io::Result<()> {
         // fdatasync makes the length durable too where reading the data back needs it.
-        self.0.sync_data()
+        self.file.sync_data()
     }
 
     fn evict(&self, from: u64) -> io::Result<()> {
         // The kernel keeps pages of which only a part is named.
-        Ok(rustix::fs::fadvise(&self.0, from - from % super::BLOCK, None, rustix::fs::Advice::DontNeed)?)
+        Ok(rustix::fs::fadvise(&self.file, from - from % super::BLOCK, None, rustix::fs::Advice::DontNeed)?)
     }
 
     fn next_data(&self, position: u64) -> io::Result<Option<u64>> {
         // Moves the descriptor's own position, which nothing here uses.
-        match rustix::fs::seek(&self.0, rustix::fs::SeekFrom::Data(position)) {
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(position)) {
             Ok(at) => Ok(Some(at.max(position))),
             Err(Errno::NXIO) => Ok(None),
             // A file system that does not tell.
@@ -315,7 +366,7 @@ impl File for OsFile {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_fd())
+        Some(self.file.as_fd())
     }
 }
 

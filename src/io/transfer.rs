@@ -268,3 +268,40 @@ pub struct Place {
 fn to_u64(bytes: usize) -> u64 {
     u64::try_from(bytes).expect("usize is 64 bits wide")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Linux moves no more by one call.
+    const MOST: usize = 0x7fff_f000;
+
+    #[test]
+    fn b135_lengths_past_32_bits_are_moved_in_pieces_that_a_call_can_move() {
+        for len in [1, MOST, MOST + 1, 0x8000_0000, 0xffff_ffff, 0x1_0000_0000, 0x1_0000_0001, 5 << 30, usize::MAX] {
+            for action in [Action::Read, Action::Write { durable: true }] {
+                // All that was asked for is moved each time, or a little less, or next to nothing at first.
+                for (short, firsts) in [(0, 0), (4096, 0), (0, 3)] {
+                    if len == usize::MAX && short > 0 {
+                        continue;
+                    }
+                    let (mut progress, mut moved, mut calls) = (Progress::new(action, len, 1), 0_usize, 0);
+                    while !progress.piece().is_empty() && calls < 20 {
+                        let piece = progress.piece();
+                        assert_eq!(piece.start, moved, "a gap, or bytes moved twice");
+                        assert!(piece.len() <= MOST && piece.end <= len);
+                        let count = if calls < firsts { 1 } else { piece.len().saturating_sub(short).max(1) };
+                        moved += count;
+                        calls += 1;
+                        if let Next::End = progress.advance(Ok(count)).unwrap() {
+                            break;
+                        }
+                    }
+                    let whole = moved == len;
+                    assert_eq!(progress.outcome(action).is_ok(), whole || action == Action::Read, "{len} bytes, {moved} moved");
+                    assert!(whole || calls == 20, "{len} bytes ended after {moved}");
+                }
+            }
+        }
+    }
+}

@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::io;
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use super::blocking::{attach, slot_index};
 use super::buffer::RingId;
 use super::os::Told;
-use super::{Action, Buffer, Completion, File, MAX_TRANSFER, Op, Rejected, Ring, RingConfig, Slot, Token, Waker};
+use super::{Action, Buffer, Completion, File, MAX_TRANSFER, Op, Process, Rejected, Ring, RingConfig, Slot, Token, Waker};
 
 /// The user data of the read that waits for the waker; operations use their place in `in_flight`.
 const WAKE: u64 = u64::MAX;
@@ -34,8 +34,11 @@ pub(super) fn probe() -> io::Result<()> {
 }
 
 pub(super) struct UringRing {
-    // Declared first, dropped first: the kernel lets go of the memory before the memory goes.
-    ring: IoUring,
+    // Dropped by hand, before the memory that the kernel is to let go of first; in a child of its process never: the kernel's queues
+    // are not mapped there.
+    ring: ManuallyDrop<IoUring>,
+    /// A child of it touches nothing of the ring.
+    process: Process,
     id: Arc<RingId>,
     files: Vec<Option<Arc<dyn File>>>,
     files_registered: bool,
@@ -81,7 +84,8 @@ impl UringRing {
         };
         let depth = usize::try_from(config.depth).expect("usize is 64 bits wide");
         Ok(Self {
-            ring,
+            ring: ManuallyDrop::new(ring),
+            process: Process::current()?,
             id,
             files: vec![None; usize::try_from(config.files).expect("usize is 64 bits wide")],
             files_registered,
@@ -194,6 +198,7 @@ impl Ring for UringRing {
     }
 
     fn attach(&mut self, file: Arc<dyn File>) -> io::Result<Slot> {
+        self.process.check()?;
         let Some(fd) = file.fd().map(|fd| fd.as_raw_fd()) else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a file without a descriptor on io_uring"));
         };
@@ -208,7 +213,7 @@ impl Ring for UringRing {
     }
 
     fn detach(&mut self, slot: Slot) {
-        if self.files_registered {
+        if self.files_registered && self.process.is_current() {
             // A place that stays taken would be overwritten by the next `attach`; the file itself is closed below.
             if let Err(error) = self.ring.submitter().register_files_update(slot.0, &[-1]) {
                 tracing::warn!(%error, "a file stays registered with io_uring until its place is used again");
@@ -219,6 +224,9 @@ impl Ring for UringRing {
 
     fn submit(&mut self, token: Token, op: Op) -> Result<(), Rejected> {
         let Op { action, slot, position, mut buffer, range } = op;
+        if let Err(error) = self.process.check() {
+            return Err(Rejected { error, buffer });
+        }
         let Some(index) = self.in_flight.iter().position(Option::is_none) else {
             return Err(Rejected { error: io::Error::other("more operations than the ring's depth"), buffer });
         };
@@ -234,6 +242,7 @@ impl Ring for UringRing {
     }
 
     fn reap(&mut self) -> io::Result<Option<Completion>> {
+        self.process.check()?;
         let mut entered = false;
         loop {
             let next = self.ring.completion().next();
@@ -257,6 +266,7 @@ impl Ring for UringRing {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.process.check()?;
         if self.wake == Wake::Idle {
             self.arm_wake()?;
         }
@@ -271,8 +281,9 @@ impl Ring for UringRing {
     }
 }
 
-impl Drop for UringRing {
-    fn drop(&mut self) {
+impl UringRing {
+    /// Waits for what is in flight. False if it did not complete in time.
+    fn drain(&mut self) -> bool {
         let deadline = Instant::now() + DROP_PATIENCE;
         if self.wake == Wake::Armed {
             self.waker.wake();
@@ -280,20 +291,39 @@ impl Drop for UringRing {
         loop {
             while let Ok(Some(_)) = self.reap() {}
             if self.wake != Wake::Armed && self.in_flight.iter().all(Option::is_none) {
-                if self.files_registered {
-                    // The kernel takes a closed ring apart later: until then deleted files would keep their space.
-                    let _ = self.ring.submitter().unregister_files();
-                }
-                return;
+                return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.enter_and_wait(Some(left)).is_err() {
-                break;
+                return false;
             }
         }
-        tracing::error!("operations did not complete in {DROP_PATIENCE:?}; their memory is leaked");
-        mem::forget(mem::take(&mut self.in_flight));
-        mem::forget(mem::take(&mut self.wake_counter));
+    }
+}
+
+impl Drop for UringRing {
+    fn drop(&mut self) {
+        let leaks = if !self.process.is_current() {
+            // What is in flight is the parent's, and so is the wake that would end its wait.
+            true
+        } else if self.drain() {
+            if self.files_registered {
+                // The kernel takes a closed ring apart later: until then deleted files would keep their space.
+                let _ = self.ring.submitter().unregister_files();
+            }
+            false
+        } else {
+            tracing::error!("operations did not complete in {DROP_PATIENCE:?}; their memory is leaked");
+            true
+        };
+        if leaks {
+            mem::forget(mem::take(&mut self.in_flight));
+            mem::forget(mem::take(&mut self.wake_counter));
+        }
+        if self.process.is_current() {
+            // SAFETY: it is not used again: this is the end of its owner's drop.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        }
     }
 }
 

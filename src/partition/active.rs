@@ -16,7 +16,7 @@ use crate::config::Durability;
 use crate::error::{Error, Result, is_full};
 use crate::guard::{self, Guard};
 use crate::io::transfer::{read_exact_at, write_blocks_at};
-use crate::io::{BLOCK, Buffer, Create, Disk, File, Open};
+use crate::io::{BLOCK, Buffer, Create, Directory, Disk, File, Open};
 use crate::record::{to_u64, to_usize};
 use crate::segment::{self, Kind, Segment, SumSoFar};
 
@@ -52,16 +52,16 @@ pub(super) struct Active {
     pub(super) sum: SumSoFar,
 }
 
-/// Why there is no new segment.
+/// Why there is no new segment, or no room in this one.
 #[derive(Debug)]
-pub(super) enum NoSegment {
-    /// Nothing was made, or it is gone again: the appends that need it are refused, and a later attempt may succeed.
+pub(super) enum Denied {
+    /// Nothing was made or written, or it is gone again: the appends that need it are refused, and a later attempt may succeed.
     Refused(Error),
     /// What stands on the disk is not known.
     Failed(Error),
 }
 
-impl NoSegment {
+impl Denied {
     /// The log at `path` could not be made. One that is there already is nobody's that is known.
     fn of(error: io::Error, path: &Path) -> Self {
         let is_taken = error.kind() == io::ErrorKind::AlreadyExists;
@@ -70,44 +70,44 @@ impl NoSegment {
     }
 
     /// The same, where an open that was refused may have made the file: it would stand there as a segment once the log goes on.
-    fn of_new(error: io::Error, shared: &Shared, path: &Path) -> Self {
+    fn of_new(error: io::Error, shared: &Shared, names: &dyn Directory, path: &Path) -> Self {
         let error = match Self::of(error, path) {
             Self::Refused(error) => error,
             failed => return failed,
         };
         let gone = match shared.disk.remove_file(path) {
-            Ok(()) => shared.disk.sync_dir(&shared.dir).is_ok(),
+            Ok(()) => names.sync().is_ok(),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
         if gone { Self::Refused(error) } else { Self::Failed(error) }
     }
 }
 
-impl From<NoSegment> for Error {
-    fn from(reason: NoSegment) -> Self {
-        let (NoSegment::Refused(error) | NoSegment::Failed(error)) = reason;
+impl From<Denied> for Error {
+    fn from(reason: Denied) -> Self {
+        let (Denied::Refused(error) | Denied::Failed(error)) = reason;
         error
     }
 }
 
 impl Active {
-    /// Makes an empty segment, durable by name.
-    pub(super) fn create(shared: &Shared, base: u64) -> Result<Self, NoSegment> {
+    /// Makes an empty segment, durable by its name in the open directory `names`.
+    pub(super) fn create(shared: &Shared, names: &dyn Directory, base: u64) -> Result<Self, Denied> {
         let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
         let path = segment.path(Kind::Log);
-        let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| NoSegment::of_new(error, shared, &path))?;
+        let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| Denied::of_new(error, shared, names, &path))?;
         let index = IndexFiles::new(Arc::clone(&segment), 0);
         if let Err(error) = index.open(&*shared.disk) {
             tracing::warn!(%error, path = %path.display(), "a segment begins without index files; they are made when it is possible");
         }
-        let named = if guard::stands(Guard::NamesBeforeAnswers) { shared.disk.sync_dir(&shared.dir) } else { Ok(()) };
+        let named = if guard::stands(Guard::NamesBeforeAnswers) { names.sync() } else { Ok(()) };
         match named {
             Ok(()) => Ok(Self::new(shared, segment, log, direct, index)),
             Err(error) => {
                 let error = full_or_io(error, "sync the directory", &shared.dir, 0);
                 // A directory whose sync failed otherwise may hold anything.
                 let gone = error.is_disk_full() && segment::remove(&*shared.disk, &shared.dir, base).is_ok();
-                Err(if gone { NoSegment::Refused(error) } else { NoSegment::Failed(error) })
+                Err(if gone { Denied::Refused(error) } else { Denied::Failed(error) })
             }
         }
     }
@@ -159,8 +159,8 @@ impl Active {
     /// Sees to room up to byte `end`, and ahead of it as far as the settings and `limit` say and the device has room.
     ///
     /// # Errors
-    /// [`Error::DiskFull`]: nothing was written, and what is there is intact.
-    pub(super) fn make_room(&mut self, shared: &Shared, end: u64, limit: u64) -> Result<()> {
+    /// Where it is refused, no record was written, and what is there is intact.
+    pub(super) fn make_room(&mut self, shared: &Shared, end: u64, limit: u64) -> Result<(), Denied> {
         if self.has_room(end) {
             return Ok(());
         }
@@ -179,8 +179,8 @@ impl Active {
                 self.has_grown(shared, extended);
                 Ok(())
             }
-            Err(Unextended::Failed(error)) => Err(Error::io("sync", &path)(error)),
-            Err(Unextended::Refused(error)) => Err(full_or_io(error, "allocate room for", &path, needed - self.allocated)),
+            Err(Unextended::Failed(error)) => Err(Denied::Failed(Error::io("sync", &path)(error))),
+            Err(Unextended::Refused(error)) => Err(Denied::Refused(full_or_io(error, "allocate room for", &path, needed - self.allocated))),
         }
     }
 
@@ -337,11 +337,11 @@ impl Prepared {
     }
 
     /// Gives the files the name of the segment `base`. The name is not durable yet.
-    pub(super) fn take_place(self, shared: &Shared, base: u64) -> Result<Active, NoSegment> {
+    pub(super) fn take_place(self, shared: &Shared, base: u64) -> Result<Active, Denied> {
         let segment = Arc::new(Segment::new(Arc::clone(&shared.dir), base, 0));
         let rename = |kind| shared.disk.rename(&segment::prepared_path(&shared.dir, kind), &segment.path(kind));
         // The log first: without index files it is a segment all the same, which opening completes; they alone would be nothing.
-        rename(Kind::Log).map_err(|error| NoSegment::of(error, &segment.path(Kind::Log)))?;
+        rename(Kind::Log).map_err(|error| Denied::of(error, &segment.path(Kind::Log)))?;
         let mut indexes = Some(self.indexes);
         for kind in [Kind::Index, Kind::TimeIndex] {
             if let Err(error) = rename(kind) {

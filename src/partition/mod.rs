@@ -46,7 +46,7 @@ use crate::clock::Clock;
 use crate::config::{Durability, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::transfer::Transfers;
-use crate::io::{BLOCK, Buffer, Disk, Lock, RingConfig};
+use crate::io::{BLOCK, Buffer, Disk, Lock, Process, RingConfig};
 use crate::metrics::{Metrics, Stats};
 use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
@@ -99,6 +99,8 @@ struct Shared {
     closed: AtomicBool,
     /// That it takes no more appends because it moves elsewhere. Set before its writer is told to end.
     moved: AtomicBool,
+    /// Whose threads do the work. A child that it forks has none of them.
+    process: Process,
     metrics: Metrics,
     /// The end of the log, in memory.
     recent: Recent,
@@ -213,7 +215,13 @@ impl Shared {
         matches!(self.stopped.get(), Some(Some(_)))
     }
 
+    /// Whether this still is the process that opened it. To be asked before any lock that a thread of the parent may have held.
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_current() { Ok(()) } else { Err(Error::Forked { path: self.dir.to_path_buf() }) }
+    }
+
     fn check_open(&self) -> Result<()> {
+        self.check_process()?;
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed { path: self.dir.to_path_buf() }) } else { Ok(()) }
     }
 
@@ -302,6 +310,7 @@ impl Partition {
         placement: Placement,
     ) -> Result<(Self, PartitionReport)> {
         let dir: Arc<Path> = Arc::from(dir);
+        let process = Process::current().map_err(Error::io("look out for forks of", &dir))?;
         let Placement { topic, number, core, wait, lock, workers } = placement;
         let recovered = open::recover(&disk, &dir, &config, opening, &topic, number)?;
         let open::Recovered { segments, indexed, next_offset, last_timestamp, mut checkpoints, mut report } = recovered;
@@ -325,6 +334,7 @@ impl Partition {
             stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
             moved: AtomicBool::new(false),
+            process,
             metrics: Metrics::default(),
             recent: Recent::default(),
             checkpoints: Mutex::new(checkpoints),
@@ -336,7 +346,8 @@ impl Partition {
         let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
             Some(segment) => Active::open(&shared, segment, indexed)?,
             None => {
-                let active = Active::create(&shared, next_offset)?;
+                let names = shared.disk.open_dir(&shared.dir).map_err(Error::io("open", &shared.dir))?;
+                let active = Active::create(&shared, &*names, next_offset)?;
                 shared.push_segment(Arc::clone(&active.segment));
                 report.segments = 1;
                 active
@@ -365,7 +376,7 @@ impl Partition {
     /// While the queue is full: see [`TopicConfig::queue_bytes`] and [`TopicConfig::queue_batches`].
     ///
     /// # Errors
-    /// Nothing was queued: [`Error::EmptyBatch`], [`Error::BatchTooLarge`], [`Error::Failed`], [`Error::Closed`].
+    /// Nothing was queued: [`Error::EmptyBatch`], [`Error::BatchTooLarge`], [`Error::Failed`], [`Error::Closed`], [`Error::Forked`].
     pub fn append(&self, batch: Batch) -> Result<Ticket> {
         self.check(&batch)?;
         let (answer, receiver) = self.0.answers.pair();
@@ -417,10 +428,11 @@ impl Partition {
     ///
     /// Up to 64 batches of at most 1 MiB each are kept per partition.
     pub fn batch(&self) -> Batch {
-        self.0.queue.empty_batch()
+        if self.0.shared.process.is_current() { self.0.queue.empty_batch() } else { Batch::new() }
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
+        self.0.shared.check_process()?;
         let limit = self.0.shared.live.max_batch_bytes();
         if batch.is_empty() {
             Err(Error::EmptyBatch)
@@ -534,6 +546,7 @@ impl Inner {
 
     /// Sends a message and waits for its answer.
     fn ask(&self, message: impl FnOnce(Answerer<Result<()>>) -> Message) -> Result<()> {
+        self.shared.check_process()?;
         let (answer, reply) = reply::pair();
         if self.send(message(answer)).is_err() {
             return Err(self.shared.why_stopped());
@@ -544,6 +557,7 @@ impl Inner {
 
     /// Has the writer write all that is queued and end, if it did not yet; with `moves`, because the partition goes elsewhere.
     fn end_writer(&self, moves: bool) -> Result<()> {
+        self.shared.check_process()?;
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(thread) = writer.take() else {
             let is_as_asked = !self.shared.has_failed() && (!moves || self.shared.moved.load(Ordering::Acquire));
@@ -562,6 +576,7 @@ impl Inner {
     }
 
     fn close(&self) -> Result<()> {
+        self.shared.check_process()?;
         let result = self.end_writer(false);
         self.shared.closed.store(true, Ordering::Release);
         // Segments that are being removed are the last thing done here.
@@ -574,6 +589,13 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            // The thread is not there to be joined or let go, and the queue's other end is in the memory of one that is not there either:
+            // letting go of this end might wait for a lock that it held.
+            std::mem::forget(self.queue.clone());
+            std::mem::forget(self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            return;
+        }
         if let Err(error) = self.close() {
             tracing::warn!(%error, "a partition was dropped, and could not be closed cleanly");
         }

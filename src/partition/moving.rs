@@ -113,7 +113,9 @@ impl Shared {
     fn export(&self, segments: &[Arc<Segment>], to: &Path) -> Result<Exported> {
         let disk = &*self.disk;
         let first = self.first_offset();
-        let end = segments.last().and_then(|last| self.segment_after(last.base())).map_or(self.appended_end(), |next| next.base());
+        // Without a segment there is no record; behind the last one begins the next, or the log ends.
+        let end_behind = |last: &Arc<Segment>| self.segment_after(last.base()).map_or(self.appended_end(), |next| next.base());
+        let end = segments.last().map_or(first, end_behind);
         let mut exported = Exported { records: first.min(end)..end, segments: segments.len(), bytes: 0, copied: 0 };
         for (left, segment) in (0..segments.len()).rev().zip(segments) {
             let mut copied = false;

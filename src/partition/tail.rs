@@ -215,6 +215,7 @@ impl Tail {
     /// # Errors
     /// What the system says to one more descriptor.
     pub fn event(&mut self) -> Result<TailEvent> {
+        self.shared.check_process()?;
         if self.event.is_none() {
             let signal = Signal::new().map_err(Error::io("make an eventfd for", &self.shared.dir))?;
             // Nothing was read yet.
@@ -261,6 +262,7 @@ impl Tail {
     /// # Errors
     /// If there is not, and never will be.
     fn has_more(&self) -> Result<bool> {
+        self.shared.check_process()?;
         self.check_place()?;
         // In this order: once the writer stopped, its ends are final.
         let stopped = self.shared.stopped.get().is_some();

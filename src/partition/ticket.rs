@@ -39,11 +39,14 @@ impl Ticket {
     /// ends, however it ends, answers.
     ///
     /// # Errors
-    /// - [`Error::DiskFull`] if there was no room: later appends may succeed.
+    /// - [`Error::DiskFull`] if there was no room, [`Error::TooManyOpenFiles`] if a new segment could not be opened, [`Error::Io`] if the
+    ///   device refused to set room aside: later appends may succeed.
+    /// - [`Error::OffsetsUsedUp`] if fewer offsets are left than the batch has records.
     /// - [`Error::Failed`] if a write failed: the records may or may not be in the log when it is opened again.
     /// - [`Error::Closed`] if the partition was closed before the append's turn came.
     pub fn wait(self) -> Result<Range<u64>> {
         let Self { answer, shared } = self;
+        shared.check_process()?;
         shared.workers.work_until(|| answer.is_over());
         // Without an answer the writer is gone, and said why before it let go of its end.
         answer.wait().unwrap_or_else(|| Err(shared.why_stopped()))
@@ -54,6 +57,9 @@ impl Ticket {
     /// # Errors
     /// The inner result is that of [`Self::wait`].
     pub fn try_wait(self) -> Result<Result<Range<u64>>, Self> {
+        if let Err(error) = self.shared.check_process() {
+            return Ok(Err(error));
+        }
         let reply = self.answer.try_take();
         self.or_back(reply)
     }
@@ -63,6 +69,9 @@ impl Ticket {
     /// # Errors
     /// The inner result is that of [`Self::wait`].
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<Range<u64>>, Self> {
+        if let Err(error) = self.shared.check_process() {
+            return Ok(Err(error));
+        }
         let reply = self.answer.wait_timeout(timeout);
         self.or_back(reply)
     }
@@ -82,6 +91,9 @@ impl Future for Ticket {
     type Output = Result<Range<u64>>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Err(error) = self.shared.check_process() {
+            return Poll::Ready(Err(error));
+        }
         match self.answer.poll(context) {
             Ok(answer) => Poll::Ready(answer),
             Err(NoReply::Gone) => Poll::Ready(Err(self.shared.why_stopped())),

@@ -20,7 +20,7 @@ use super::workers::AtWork;
 use super::{Shared, panic_message};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::{File, Open};
+use crate::io::{Directory, File, Open};
 use crate::segment::{self, Kind, Segment, SumSoFar};
 
 /// Jobs begun and not taken back at most.
@@ -30,8 +30,8 @@ const MOST: usize = 16;
 pub(super) enum Job {
     /// What the kernel has of the log is put on the device.
     Sync { log: Arc<dyn File> },
-    /// The names in the directory are made durable.
-    SyncNames,
+    /// The names in the partition's directory are made durable.
+    SyncNames { names: Box<dyn Directory> },
     /// Index entries of records below `up_to` are written.
     Index { index: Arc<IndexFiles>, up_to: u64 },
     /// Room is made behind the log's end, as far as byte `range.end`.
@@ -97,7 +97,7 @@ impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Sync { .. } => "Sync",
-            Self::SyncNames => "SyncNames",
+            Self::SyncNames { .. } => "SyncNames",
             Self::Index { .. } => "Index",
             Self::Extend { .. } => "Extend",
             Self::Prepare { .. } => "Prepare",
@@ -121,7 +121,7 @@ impl Job {
     fn run(self, shared: &Shared) -> Done {
         match self {
             Self::Sync { log } => Done::Sync(log.sync()),
-            Self::SyncNames => Done::SyncNames(shared.disk.sync_dir(&shared.dir)),
+            Self::SyncNames { names } => Done::SyncNames(names.sync()),
             Self::Index { index, up_to } => {
                 index.write(&*shared.disk, up_to);
                 Done::Index

@@ -20,7 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active::{self, Active, NoSegment, Prepared};
+use super::active::{self, Active, Denied, Prepared};
 use super::checkpoint::Checkpoint;
 use super::commit::{self, Commit, Lists, Waiter};
 use super::cut::Cut;
@@ -110,6 +110,17 @@ enum Blocked {
     SegmentFull,
     /// Room is being made, or is about to be given back.
     NoRoomYet,
+    /// There is none, and nothing was written.
+    Refused(Error),
+}
+
+/// Whether a batch finds room in the active segment.
+enum Room {
+    There,
+    /// It is worth waiting for.
+    Later,
+    /// Nothing was written, and what is there is intact.
+    Refused(Error),
 }
 
 /// What is done while nothing else is, and holds up what was queued behind it.
@@ -512,6 +523,11 @@ impl Writer {
     /// Places the rest of a batch. False if not all of it could be: then it is carried on.
     fn place(&mut self, mut carried: Carried) -> Result<bool> {
         carried.waits = false;
+        let records = carried.batch.len();
+        if carried.at == 0 && records > u64::MAX - self.next_offset {
+            let (path, next) = (self.shared.dir.to_path_buf(), self.next_offset);
+            return self.refuse(carried, Error::OffsetsUsedUp { path, next, records }).map(|()| true);
+        }
         loop {
             if self.is_commit_of_its_own(&carried) && self.has_room_for_rest(&mut carried)? {
                 self.take_as_commit(carried);
@@ -547,7 +563,7 @@ impl Writer {
                     }
                     carried.has_room = false;
                 }
-                Err(error @ Error::DiskFull { .. }) => return self.refuse(carried, error).map(|()| true),
+                Ok(Some(Blocked::Refused(error))) => return self.refuse(carried, error).map(|()| true),
                 Err(error) => return Err(error),
             }
         }
@@ -558,6 +574,7 @@ impl Writer {
     fn refuse(&mut self, carried: Carried, error: Error) -> Result<()> {
         let error = match error {
             Error::DiskFull { path, needed, .. } => Error::DiskFull { path, needed, appended: carried.placed },
+            Error::TooManyOpenFiles { path, limit, .. } => Error::TooManyOpenFiles { path, limit, appended: carried.placed },
             error if carried.placed == 0 => error,
             error => return Err(error),
         };
@@ -573,8 +590,12 @@ impl Writer {
             if position > 0 && position + to_u64(bytes) > self.segment_bytes {
                 return Ok(Some(Blocked::SegmentFull));
             }
-            if !carried.has_room && !self.make_room(carried, position, bytes)? {
-                return Ok(Some(Blocked::NoRoomYet));
+            if !carried.has_room {
+                match self.make_room(carried, position, bytes)? {
+                    Room::There => {}
+                    Room::Later => return Ok(Some(Blocked::NoRoomYet)),
+                    Room::Refused(error) => return Ok(Some(Blocked::Refused(error))),
+                }
             }
             if self.open.as_ref().is_some_and(|open| !self.fits(open, bytes)) {
                 return Ok(Some(Blocked::CommitFull));
@@ -593,7 +614,7 @@ impl Writer {
                 self.active.sum.update(open.newest(bytes));
             }
             self.end += to_u64(bytes);
-            self.next_offset = offset.checked_add(1).expect("fewer than 2^64 records");
+            self.next_offset = offset.checked_add(1).expect("a batch is placed only where the offsets suffice");
             self.last_timestamp = timestamp;
             carried.at += bytes;
             carried.placed += 1;
@@ -617,11 +638,8 @@ impl Writer {
         if carried.has_room {
             return Ok(true);
         }
-        match self.make_room(carried, self.end, to_usize(carried.batch.bytes())) {
-            // Refused by the way that all batches go.
-            Err(Error::DiskFull { .. }) => Ok(false),
-            result => result,
-        }
+        // What is refused, is refused by the way that all batches go.
+        Ok(matches!(self.make_room(carried, self.end, to_usize(carried.batch.bytes()))?, Room::There))
     }
 
     /// Makes the batch the open commit.
@@ -636,7 +654,7 @@ impl Writer {
                 lists.entries.push(IndexEntry { offset: self.next_offset, position: start + to_u64(at), timestamp });
             }
             at += bytes;
-            self.next_offset = self.next_offset.checked_add(1).expect("fewer than 2^64 records");
+            self.next_offset = self.next_offset.checked_add(1).expect("a batch is placed only where the offsets suffice");
         }
         self.active.sum.update(batch.as_stored());
         self.end = start + to_u64(at);
@@ -646,27 +664,41 @@ impl Writer {
     }
 
     /// Room for as much of the batch as can go into this segment, before any of that is encoded: a disk that is full
-    /// refuses whole batches, except those that span segments. False if it is worth waiting for.
-    fn make_room(&mut self, carried: &mut Carried, position: u64, bytes: usize) -> Result<bool> {
+    /// refuses whole batches, except those that span segments.
+    fn make_room(&mut self, carried: &mut Carried, position: u64, bytes: usize) -> Result<Room> {
+        if self.owes_last_block {
+            match self.active.last_block(&*self.shared.disk) {
+                Ok(block) => self.last_block = block,
+                Err(error) => return Ok(Room::Refused(error)),
+            }
+            self.owes_last_block = false;
+        }
         let limit = self.segment_bytes;
         let rest = carried.batch.bytes() - to_u64(carried.at);
         let end = (position + rest).min(limit).max(position + to_u64(bytes));
         if !self.active.has_room(end) {
             if self.under_way.extend {
-                return Ok(false);
+                return Ok(Room::Later);
             }
-            match self.active.make_room(&self.shared, end, limit) {
+            let mut made = self.active.make_room(&self.shared, end, limit);
+            if matches!(&made, Err(Denied::Refused(error)) if error.is_disk_full()) {
                 // What was set aside for later is needed now.
-                Err(Error::DiskFull { .. }) if self.under_way.prepare => return Ok(false),
-                Err(Error::DiskFull { .. }) if self.prepared.is_some() => {
-                    self.discard_prepared();
-                    self.active.make_room(&self.shared, end, limit)?;
+                if self.under_way.prepare {
+                    return Ok(Room::Later);
                 }
-                result => result?,
+                if self.prepared.is_some() {
+                    self.discard_prepared();
+                    made = self.active.make_room(&self.shared, end, limit);
+                }
+            }
+            match made {
+                Ok(()) => {}
+                Err(Denied::Refused(error)) => return Ok(Room::Refused(error)),
+                Err(Denied::Failed(error)) => return Err(error),
             }
         }
         carried.has_room = true;
-        Ok(true)
+        Ok(Room::There)
     }
 
     fn fits(&self, open: &Commit, bytes: usize) -> bool {
@@ -677,9 +709,6 @@ impl Writer {
     /// The commit that is being filled, with room for `bytes` more; `rest` bytes are at hand.
     fn open_commit(&mut self, bytes: usize, rest: u64) -> Result<&mut Commit> {
         if self.open.is_none() {
-            if std::mem::take(&mut self.owes_last_block) {
-                self.last_block = self.active.last_block(&*self.shared.disk)?;
-            }
             let prefix = if self.active.direct { self.last_block.as_slice() } else { &[] };
             let needed = prefix.len() + bytes;
             let at_hand = (rest + self.inbox.queued_bytes()).clamp(WORTH_WAKING, self.shared.config.commit_bytes.max(WORTH_WAKING));
@@ -1099,6 +1128,11 @@ impl Writer {
     /// Ends the active segment and opens the next, named by the next offset. The inner error leaves the active segment as it
     /// was, and able to take what still fits.
     fn roll(&mut self) -> Result<Result<(), Error>> {
+        // Before anything is changed: once there is a new name, it must become durable, descriptors left or not.
+        let names = match self.shared.disk.open_dir(&self.shared.dir).map_err(Error::io("open", &self.shared.dir)) {
+            Ok(names) => names,
+            Err(error) => return Ok(Err(error)),
+        };
         let ahead = self.rolls_ahead();
         if ahead {
             // A sealed log ends with its last record, whatever a crash leaves of what follows.
@@ -1111,12 +1145,12 @@ impl Writer {
         let renamed = self.prepared.is_some();
         let made = match self.prepared.take() {
             Some(prepared) => prepared.take_place(&self.shared, self.next_offset).inspect_err(|_| self.discard_prepared()),
-            None => Active::create(&self.shared, self.next_offset),
+            None => Active::create(&self.shared, &*names, self.next_offset),
         };
         let next = match made {
             Ok(next) => next,
-            Err(NoSegment::Refused(error)) => return Ok(Err(error)),
-            Err(NoSegment::Failed(error)) => return Err(error),
+            Err(Denied::Refused(error)) => return Ok(Err(error)),
+            Err(Denied::Failed(error)) => return Err(error),
         };
         self.attach(&next.log)?;
         let end = self.appended();
@@ -1125,12 +1159,12 @@ impl Writer {
         if renamed && guard::stands(Guard::RenamesBeforeAnswers) {
             if ahead && self.upkeep.is_idle() {
                 // Beside the next commit, whose answers wait for it.
-                self.upkeep.begin(Job::SyncNames)?;
+                self.upkeep.begin(Job::SyncNames { names })?;
                 self.under_way.names = true;
             } else {
                 // It would wait for whatever else is being done; or answers do not wait, and index entries would be written into
                 // files whose log's name a power loss can take back.
-                self.shared.disk.sync_dir(&self.shared.dir).map_err(Error::io("sync the directory", &self.shared.dir))?;
+                names.sync().map_err(Error::io("sync the directory", &self.shared.dir))?;
             }
         }
         // Nobody waits for the rest of the sealing.

@@ -10,7 +10,7 @@ use sapwood::{Backend, Broker, Error, TopicConfig};
 use serde_json::{Value, json};
 
 use crate::support::{append, config, open, partition_of};
-use crate::{kill, lengths, limits};
+use crate::{environment, fork, kill, lengths, limits};
 
 const ROLE: &str = "SAPWOOD_IT_ROLE";
 const ARGUMENTS: &str = "SAPWOOD_IT_ARGUMENTS";
@@ -178,6 +178,9 @@ fn entry() {
         "hold" => hold_role(),
         "produce" => kill::produce_role(),
         "recover" => lengths::recover_role(),
+        "fork" => fork::fork_role(),
+        "no uring" => environment::no_uring_role(),
+        "signals" => environment::signals_role(),
         "few files" => limits::few_files_role(),
         "small files" => limits::small_files_role(),
         other => panic!("no role is called {other}"),

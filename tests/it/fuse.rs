@@ -444,8 +444,8 @@ fn one_failure_at_a_roll_loses_nothing() {
         (Op::SetLen, FIRST_LOG, EIO, Stops),
         (Op::Sync, FIRST_LOG, EIO, Stops),
         (Op::Allocate, ".log", ENOSPC, Refused),
-        // That is no want of room.
-        (Op::Allocate, ".log", EIO, Stops),
+        // That is no want of room, but nothing was written either.
+        (Op::Allocate, ".log", EIO, Refused),
     ];
     for (on, suffix, errno, expected) in cases {
         each_level(|disk, backend, topic| {

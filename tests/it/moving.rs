@@ -208,6 +208,10 @@ fn an_export_links_and_takes_no_room() {
     partition.truncate_before(20).unwrap();
     let none = partition.export(place.path().join("none")).unwrap();
     assert_eq!((none.records, none.segments), (20..20, 0));
+    // Nor is what only the segment holds that takes the appends.
+    fill(&partition, 1);
+    let none = partition.export(place.path().join("still none")).unwrap();
+    assert_eq!((none.records, none.segments), (20..20, 0));
     assert!(partition.export(place.path().join("no/such/place")).is_err());
 }
 

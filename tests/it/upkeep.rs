@@ -297,6 +297,9 @@ impl Disk for Overlapping {
     fn sync_dir(&self, dir: &Path) -> std::io::Result<()> {
         self.0.sync_dir(dir)
     }
+    fn open_dir(&self, dir: &Path) -> std::io::Result<Box<dyn sapwood::io::Directory>> {
+        self.0.open_dir(dir)
+    }
     fn lock(&self, path: &Path) -> std::io::Result<Box<dyn sapwood::io::Lock>> {
         self.0.lock(path)
     }

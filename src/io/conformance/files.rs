@@ -22,6 +22,8 @@ in_every_mode! {
     handles_share_the_file
     transfers_of_nothing
     threads_share_a_file
+    positions_past_32_bits_are_no_others
+    positions_that_no_file_has_are_refused
 }
 
 const B: u64 = 4096;
@@ -81,6 +83,44 @@ fn data_is_never_passed_over(disk: &dyn Disk, dir: &Path, mode: Mode) {
         }
     }
     assert!(file.next_data(40 * B).unwrap().is_none_or(|at| at >= 40 * B));
+}
+
+fn positions_past_32_bits_are_no_others(disk: &dyn Disk, dir: &Path, mode: Mode) {
+    let file = new(disk, dir, mode);
+    file.write_at(&blocks(&[1]), 0, true).unwrap();
+    for (edge, value) in [(1 << 31, 10), (1 << 32, 20), (1 << 33, 30), (5 << 30, 40), (1 << 40, 50)] {
+        file.write_at(&blocks(&[value, value + 1]), edge - B, value % 20 == 0).unwrap();
+        let mut into = blocks(&[0xEE, 0xEE, 0xEE]);
+        file.set_len((edge + 2 * B).max(file.len().unwrap())).unwrap();
+        assert_eq!(file.read_at(&mut into, edge - B).unwrap(), 3 * BLOCK);
+        assert_eq!(values(&into), [value, value + 1, 0]);
+        assert!(file.next_data(edge - B).unwrap().is_some_and(|at| at == edge - B));
+        assert_eq!(read(&*file, 2), [1, 0], "what was written to {edge} went to the beginning");
+        if allocates(&*file) {
+            file.allocate(edge + 2 * B..edge + 4 * B).unwrap();
+        }
+        file.sync().unwrap();
+        file.evict(edge).unwrap();
+    }
+    assert!(file.len().unwrap() >= (1 << 40) + 2 * B);
+    file.set_len(1 << 32).unwrap();
+    assert_eq!(file.len().unwrap(), 1 << 32);
+    assert!(file.next_data(1 << 32).unwrap().is_none_or(|at| at >= 1 << 32));
+    let mut into = blocks(&[0xEE, 0xEE]);
+    assert_eq!(file.read_at(&mut into, (1 << 32) - B).unwrap(), BLOCK);
+    assert_eq!(values(&into[..BLOCK]), [20]);
+}
+
+fn positions_that_no_file_has_are_refused(disk: &dyn Disk, dir: &Path, mode: Mode) {
+    let file = new(disk, dir, mode);
+    file.write_at(&blocks(&[1]), 0, true).unwrap();
+    for position in [1 << 63, u64::MAX - B + 1] {
+        assert!(file.write_at(&blocks(&[2, 3]), position, false).is_err(), "{position}");
+        assert!(file.allocate(position - B..position + (B - 1)).is_err(), "{position}");
+        assert!(file.read_at(&mut blocks(&[0, 0]), position).is_err(), "{position}");
+    }
+    assert!(file.set_len(1 << 63).is_err() && file.set_len(u64::MAX).is_err());
+    assert_eq!((read(&*file, 1), file.len().unwrap()), (vec![1], B));
 }
 
 fn what_was_written_is_read(disk: &dyn Disk, dir: &Path, mode: Mode) {

@@ -24,6 +24,7 @@ on_every_backend! {
     remove_file_takes_the_name_only
     remove_dir_takes_empty_directories_only
     sync_dir_needs_a_directory
+    an_open_directory_is_synced_as_by_its_path
     a_lock_is_exclusive_until_dropped
     a_lock_changes_no_byte
 }
@@ -267,6 +268,15 @@ fn sync_dir_needs_a_directory(disk: &dyn Disk, dir: &Path) {
     write_new(disk, &dir.join("a"), b"");
     disk.sync_dir(dir).unwrap();
     assert_eq!(kind(disk.sync_dir(&dir.join("missing"))), ErrorKind::NotFound);
+}
+
+fn an_open_directory_is_synced_as_by_its_path(disk: &dyn Disk, dir: &Path) {
+    let open = disk.open_dir(dir).unwrap();
+    write_new(disk, &dir.join("a"), b"");
+    open.sync().unwrap();
+    disk.remove_file(&dir.join("a")).unwrap();
+    open.sync().unwrap();
+    assert_eq!(kind(disk.open_dir(&dir.join("missing"))), ErrorKind::NotFound);
 }
 
 fn a_lock_is_exclusive_until_dropped(disk: &dyn Disk, dir: &Path) {

@@ -24,6 +24,7 @@ in_every_mode! {
     many_operations_one_after_the_other
     a_ring_dropped_with_operations_in_flight
     a_ring_moves_between_threads
+    positions_past_32_bits_are_no_others
 }
 
 on_every_backend! {
@@ -107,6 +108,24 @@ fn writes_and_reads_with_registered_buffers(disk: &dyn Disk, dir: &Path, mode: M
 
 fn writes_and_reads_with_buffers_of_no_ring(disk: &dyn Disk, dir: &Path, mode: Mode) {
     writes_and_reads(disk, dir, mode, &mut *ring(disk), blocks(&[0; 5]));
+}
+
+fn positions_past_32_bits_are_no_others(disk: &dyn Disk, dir: &Path, mode: Mode) {
+    let mut ring = ring(disk);
+    let (file, slot) = attached(disk, dir, mode, &mut *ring);
+    file.write_at(&blocks(&[9]), 0, true).unwrap();
+    let mut registered = ring.take_buffers().remove(0);
+    registered.fill(1);
+    for (edge, buffer) in [(1 << 32, registered), (5 << 30, blocks(&[2, 2])), (1 << 40, blocks(&[3, 3]))] {
+        let (value, len) = (buffer[0], buffer.len());
+        let (written, mut buffer) = perform(&mut *ring, op(WRITE, slot, edge - B, buffer));
+        assert_eq!(written, len);
+        buffer.fill(0xEE);
+        let (read, buffer) = perform(&mut *ring, op(Action::Read, slot, edge - B, buffer));
+        assert!(read == len && buffer.iter().all(|byte| *byte == value), "at {edge}");
+    }
+    let (_, start) = perform(&mut *ring, op(Action::Read, slot, 0, blocks(&[0, 0])));
+    assert_eq!(values(&start), [9, 0], "what was written far behind went to the beginning");
 }
 
 fn a_buffer_of_another_ring_serves(disk: &dyn Disk, dir: &Path, mode: Mode) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::super::{BLOCK, BlockingRing, Create, Details, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
+use super::super::{BLOCK, BlockingRing, Create, Details, Directory, Disk, Entry, EntryKind, File, Lock, Open, Ring, RingConfig};
 use super::faults::{Call, OpKind};
 use super::ring::SlowRing;
 use super::state::{Grant, Shared, State};
@@ -82,6 +82,13 @@ impl Disk for SimDisk {
         self.perform(&Call::new(OpKind::SyncDir, dir), |state, _| Ok(state.tree.sync_dir(dir)?))
     }
 
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn Directory>> {
+        self.perform(&Call::new(OpKind::Open, dir), |state, _| {
+            state.tree.entries(state.tree.lookup(dir)?)?;
+            Ok(Box::new(SimDirectory { shared: Arc::clone(&self.shared), epoch: state.epoch, path: dir.into() }) as Box<dyn Directory>)
+        })
+    }
+
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Lock>> {
         self.perform(&Call::new(OpKind::Lock, path), |state, _| {
             let ino = match state.tree.lookup(path) {
@@ -114,6 +121,20 @@ impl Disk for SimDisk {
 
     fn backend(&self) -> &'static str {
         "sim"
+    }
+}
+
+/// A directory is known by its path: nobody renames one that is open.
+#[derive(Debug)]
+struct SimDirectory {
+    shared: Arc<Shared>,
+    epoch: u64,
+    path: Box<Path>,
+}
+
+impl Directory for SimDirectory {
+    fn sync(&self) -> io::Result<()> {
+        self.shared.perform(self.epoch, &Call::new(OpKind::SyncDir, &self.path), |state, _| Ok(state.tree.sync_dir(&self.path)?))
     }
 }
 
