@@ -3,6 +3,9 @@
 //! They hold nothing that the log does not, so nothing waits for them and a failure is told, not acted on: entries wait in
 //! memory, where look-ups find them, until they are written in large pieces by the upkeep thread. The writer itself writes the
 //! first entry of a segment, and what is left when nobody else is at them.
+//!
+//! They are open only while something is done with them: two descriptors less for each partition, and opening them costs next to
+//! nothing beside the thousands of entries that are written at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,10 +28,10 @@ pub(super) struct IndexFiles {
 
 #[derive(Debug)]
 struct State {
-    /// The index and the time index, once they are needed.
-    files: Option<[Arc<dyn File>; 2]>,
     /// Bytes in either file.
     end: u64,
+    /// Whether anything was done to the files since recovery left them, which synced them.
+    touched: bool,
     /// Whether a sync of them failed, or they could not be sealed: what they hold durably is not known, and never will be.
     distrusted: bool,
     /// What is being written, kept for its memory.
@@ -37,18 +40,9 @@ struct State {
 }
 
 impl IndexFiles {
-    /// Files that hold `entries` entries, opened when they are needed.
+    /// Files that hold `entries` entries; with none, they are made, or emptied, when they are needed.
     pub(super) fn new(segment: Arc<Segment>, entries: u64) -> Self {
-        Self::with(segment, None, entries * ENTRY_BYTES)
-    }
-
-    /// Empty files that are open.
-    pub(super) fn opened(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>) -> Self {
-        Self::with(segment, files, 0)
-    }
-
-    fn with(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>, end: u64) -> Self {
-        let state = State { files, end, distrusted: false, entries: Vec::new(), bytes: Vec::new() };
+        let state = State { end: entries * ENTRY_BYTES, touched: false, distrusted: false, entries: Vec::new(), bytes: Vec::new() };
         Self { segment, state: Mutex::new(state), failed: AtomicBool::new(false) }
     }
 
@@ -57,8 +51,8 @@ impl IndexFiles {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the files, and empties them if none of their entries is this segment's.
-    pub(super) fn open(&self, disk: &dyn Disk) -> Result<()> {
+    /// Makes the files, empty, for a segment that has no entries yet.
+    pub(super) fn make(&self, disk: &dyn Disk) -> Result<()> {
         self.state().open(&self.segment, disk).map(|_| ())
     }
 
@@ -105,7 +99,7 @@ impl IndexFiles {
         let synced = || -> Result<u64> {
             let (files, count) = {
                 let mut state = self.state();
-                (state.open(&self.segment, disk)?.clone(), state.end / ENTRY_BYTES)
+                (state.open(&self.segment, disk)?, state.end / ENTRY_BYTES)
             };
             if self.segment.pending().first().is_some_and(|entry| entry.offset < up_to) {
                 return Ok(0);
@@ -129,13 +123,20 @@ impl IndexFiles {
     pub(super) fn seal(&self, disk: &dyn Disk) {
         let mut state = self.state();
         let end = state.end;
-        for file in state.files.iter().flatten() {
-            let synced = || if guard::stands(Guard::SealsSyncIndexes) { file.sync() } else { Ok(()) };
-            if let Err(error) = file.set_len(end).and_then(|()| synced()) {
-                tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; it is made anew by the next opening");
-                state.distrusted = true;
-                break;
+        let mut sealed = || -> Result<()> {
+            if !state.touched {
+                return Ok(());
             }
+            for (kind, file) in KINDS.into_iter().zip(state.open(&self.segment, disk)?) {
+                let synced = || if guard::stands(Guard::SealsSyncIndexes) { file.sync() } else { Ok(()) };
+                let ended = file.set_len(end).and_then(|()| synced());
+                ended.map_err(|error| Error::io("end", &self.segment.path(kind))(error))?;
+            }
+            Ok(())
+        };
+        if let Err(error) = sealed() {
+            tracing::warn!(%error, "an index could not be sealed; it is made anew by the next opening");
+            state.distrusted = true;
         }
         if state.distrusted {
             segment::remove_indexes(disk, &self.segment);
@@ -149,25 +150,26 @@ impl IndexFiles {
     }
 }
 
+const KINDS: [Kind; 2] = [Kind::Index, Kind::TimeIndex];
+
 impl State {
-    fn open(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<&[Arc<dyn File>; 2]> {
-        if self.files.is_none() {
-            let create = if self.end == 0 { Create::Empty } else { Create::Never };
-            let open = |kind| {
-                let path = segment.path(kind);
-                disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
-            };
-            self.files = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
-        }
-        Ok(self.files.as_ref().expect("opened above"))
+    /// The index and the time index; made, or emptied, if they hold no entry yet.
+    fn open(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<[Arc<dyn File>; 2]> {
+        self.touched = true;
+        let create = if self.end == 0 { Create::Empty } else { Create::Never };
+        let open = |kind| {
+            let path = segment.path(kind);
+            disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
+        };
+        let [index, times] = KINDS;
+        Ok([open(index)?, open(times)?])
     }
 
     /// Writes `entries` behind those that are there.
     fn write(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<()> {
-        self.open(segment, disk)?;
-        for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.files.iter().flatten()) {
+        for (kind, file) in KINDS.into_iter().zip(self.open(segment, disk)?) {
             IndexEntry::encode_all(&self.entries, kind, &mut self.bytes);
-            let written = write_all_at(&**file, &self.bytes, self.end, false);
+            let written = write_all_at(&*file, &self.bytes, self.end, false);
             written.map_err(|error| Error::io("write", &segment.path(kind))(error))?;
         }
         Ok(())
