@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::io::open_files_limit;
 use crate::record::{Flaw, RecordTooLarge};
 
 /// A result of this crate.
@@ -119,6 +120,16 @@ pub enum Error {
         /// The system's reason.
         source: Arc<io::Error>,
     },
+    /// This process may have no more descriptors: each partition takes one, up to four while it is busy.
+    #[error("could not {action} {path:?}: all {limit} descriptors that RLIMIT_NOFILE (`ulimit -n`) allows this process are in use")]
+    TooManyOpenFiles {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The limit.
+        limit: u64,
+    },
     /// io_uring was asked for, and the kernel does not grant it.
     #[error(
         "io_uring is not available: {source}; it may be denied by a container's seccomp profile or by kernel.io_uring_disabled, or the kernel is too old. Backend::Auto or Backend::Posix work without it"
@@ -206,7 +217,10 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
-        move |source| Self::Io { action, path: path.to_owned(), source: Arc::new(source) }
+        move |source| match open_files_limit(&source) {
+            Some(limit) => Self::TooManyOpenFiles { action, path: path.to_owned(), limit },
+            None => Self::Io { action, path: path.to_owned(), source: Arc::new(source) },
+        }
     }
 
     /// Whether there was no room: on the device, in the quota, or under the limit of a file's size.
@@ -215,6 +229,15 @@ impl Error {
             Self::DiskFull { .. } => true,
             Self::Io { source, .. } => is_full(source),
             Self::Failed { cause, .. } => cause.is_disk_full(),
+            _ => false,
+        }
+    }
+
+    /// Whether this process had no descriptor left for it.
+    pub fn is_too_many_open_files(&self) -> bool {
+        match self {
+            Self::TooManyOpenFiles { .. } => true,
+            Self::Failed { cause, .. } => cause.is_too_many_open_files(),
             _ => false,
         }
     }

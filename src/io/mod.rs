@@ -105,6 +105,13 @@ pub fn is_no_file(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput)
 }
 
+/// How many descriptors this process may have, if that is what failed.
+pub fn open_files_limit(error: &io::Error) -> Option<u64> {
+    let is_met = rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::MFILE);
+    // No limit that can be met is infinite.
+    is_met.then(|| rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX))
+}
+
 /// Held exclusively until dropped.
 pub trait Lock: Debug + Send + Sync {}
 

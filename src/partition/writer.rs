@@ -547,7 +547,8 @@ impl Writer {
                     }
                     carried.has_room = false;
                 }
-                Err(error @ Error::DiskFull { .. }) => return self.refuse(carried, error).map(|()| true),
+                // Nothing was written, and once there is room, or a descriptor, what comes later succeeds.
+                Err(error @ (Error::DiskFull { .. } | Error::TooManyOpenFiles { .. })) => return self.refuse(carried, error).map(|()| true),
                 Err(error) => return Err(error),
             }
         }
@@ -677,8 +678,9 @@ impl Writer {
     /// The commit that is being filled, with room for `bytes` more; `rest` bytes are at hand.
     fn open_commit(&mut self, bytes: usize, rest: u64) -> Result<&mut Commit> {
         if self.open.is_none() {
-            if std::mem::take(&mut self.owes_last_block) {
+            if self.owes_last_block {
                 self.last_block = self.active.last_block(&*self.shared.disk)?;
+                self.owes_last_block = false;
             }
             let prefix = if self.active.direct { self.last_block.as_slice() } else { &[] };
             let needed = prefix.len() + bytes;

@@ -63,10 +63,6 @@ fn goes_on(open: (Broker, Partition), mut model: Vec<(Vec<u8>, Vec<u8>)>, has_st
 
 /// Descriptors run out where topics are made, and where the partition rolls.
 pub fn few_files_role() {
-    let is_too_many = |error: &Error| match error {
-        Error::Failed { cause, .. } => cause.to_string().contains("os error 24"),
-        error => matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(24)),
-    };
     let (broker, partition) = create(Path::new(&child::text("data")), backend(), &topic());
     let mut model = Vec::new();
     assert!(append_up_to(&partition, &mut model, 3, 1000).is_none());
@@ -74,7 +70,8 @@ pub fn few_files_role() {
     let mut taken: Vec<_> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
     taken.truncate(taken.len() - argument("spare").as_u64().unwrap() as usize);
     let refused = (0..100).find_map(|number| broker.create_topic(&format!("more-{number}"), small()).err());
-    assert!(is_too_many(&refused.expect("a hundred topics need no descriptors")));
+    let refused = refused.expect("a hundred topics need no descriptors");
+    assert!(matches!(&refused, Error::TooManyOpenFiles { limit: 256, .. }), "{refused}");
     // A segment holds four records of the size.
     let met = (3..20).find_map(|number| {
         let next = record(number, 1000);
@@ -83,7 +80,7 @@ pub fn few_files_role() {
     });
     drop(taken);
     assert!(contents(&read_all(&partition)) == model, "what was acknowledged is intact");
-    assert!(met.as_ref().is_none_or(is_too_many), "{met:?}");
+    assert!(met.as_ref().is_none_or(Error::is_too_many_open_files), "{met:?}");
     broker.create_topic("more", small()).unwrap();
     let has_stopped = met.as_ref().is_some_and(Error::is_failed);
     let records = goes_on((broker, partition), model, has_stopped);
