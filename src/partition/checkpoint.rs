@@ -262,9 +262,8 @@ impl Checkpoints {
         }
     }
 
-    /// Closes the file. The partition is closed, and writes no more of them.
+    /// The partition is closed, and writes no more of them.
     pub(super) fn let_go(&mut self) {
-        self.file = None;
         self.usable = false;
     }
 

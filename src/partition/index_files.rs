@@ -4,7 +4,7 @@
 //! memory, where look-ups find them, until they are written in large pieces by the upkeep thread. The writer itself writes the
 //! first entry of a segment, and what is left when nobody else is at them.
 //!
-//! They are open only while something is done with them: two descriptors less for each partition, and opening them costs next to
+//! They are open only while something is done with them, one at a time: two descriptors less for each partition, and opening them costs next to
 //! nothing beside the thousands of entries that are written at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,8 @@ impl IndexFiles {
 
     /// Makes the files, empty, for a segment that has no entries yet.
     pub(super) fn make(&self, disk: &dyn Disk) -> Result<()> {
-        self.state().open(&self.segment, disk).map(|_| ())
+        let mut state = self.state();
+        KINDS.into_iter().try_for_each(|kind| state.open(&self.segment, disk, kind).map(drop))
     }
 
     /// Whether the files hold entries, so that a log with acknowledged records does not stand beside an empty index.
@@ -97,19 +98,18 @@ impl IndexFiles {
     pub(super) fn sync(&self, disk: &dyn Disk, up_to: u64) -> u64 {
         let failed = |action| move |error| Error::io(action, &self.segment.path(Kind::Index))(error);
         let synced = || -> Result<u64> {
-            let (files, count) = {
-                let mut state = self.state();
-                (state.open(&self.segment, disk)?, state.end / ENTRY_BYTES)
-            };
+            let count = self.state().end / ENTRY_BYTES;
             if self.segment.pending().first().is_some_and(|entry| entry.offset < up_to) {
                 return Ok(0);
             }
             // Without the lock: the writer looks at the state, and a sync takes its time.
+            let file = |kind| self.state().open(&self.segment, disk, kind);
             if guard::stands(Guard::CheckpointsSyncIndexes) {
-                let synced = files.iter().try_for_each(|file| file.sync());
-                synced.inspect_err(|_| self.state().distrusted = true).map_err(failed("sync"))?;
+                for kind in KINDS {
+                    file(kind)?.sync().inspect_err(|_| self.state().distrusted = true).map_err(failed("sync"))?;
+                }
             }
-            count_below(&*files[0], count, up_to).map_err(failed("read"))
+            count_below(&*file(Kind::Index)?, count, up_to).map_err(failed("read"))
         };
         synced().unwrap_or_else(|error| {
             tracing::warn!(%error, "an index could not be synced");
@@ -127,7 +127,8 @@ impl IndexFiles {
             if !state.touched {
                 return Ok(());
             }
-            for (kind, file) in KINDS.into_iter().zip(state.open(&self.segment, disk)?) {
+            for kind in KINDS {
+                let file = state.open(&self.segment, disk, kind)?;
                 let synced = || if guard::stands(Guard::SealsSyncIndexes) { file.sync() } else { Ok(()) };
                 let ended = file.set_len(end).and_then(|()| synced());
                 ended.map_err(|error| Error::io("end", &self.segment.path(kind))(error))?;
@@ -143,6 +144,13 @@ impl IndexFiles {
         }
     }
 
+    /// Lets go of memory that is kept for the next entries.
+    pub(super) fn rest(&self) {
+        let mut state = self.state();
+        (state.entries, state.bytes) = (Vec::new(), Vec::new());
+        self.segment.pending().shrink_to_fit();
+    }
+
     /// How many entries both files hold durably after [`Self::seal`]; 0 if that is not known, or not all could be written.
     pub(super) fn sealed_entries(&self) -> u64 {
         let state = self.state();
@@ -153,21 +161,18 @@ impl IndexFiles {
 const KINDS: [Kind; 2] = [Kind::Index, Kind::TimeIndex];
 
 impl State {
-    /// The index and the time index; made, or emptied, if they hold no entry yet.
-    fn open(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<[Arc<dyn File>; 2]> {
+    /// One of the two files; made, or emptied, if they hold no entry yet.
+    fn open(&mut self, segment: &Segment, disk: &dyn Disk, kind: Kind) -> Result<Arc<dyn File>> {
         self.touched = true;
         let create = if self.end == 0 { Create::Empty } else { Create::Never };
-        let open = |kind| {
-            let path = segment.path(kind);
-            disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
-        };
-        let [index, times] = KINDS;
-        Ok([open(index)?, open(times)?])
+        let path = segment.path(kind);
+        disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
     }
 
     /// Writes `entries` behind those that are there.
     fn write(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<()> {
-        for (kind, file) in KINDS.into_iter().zip(self.open(segment, disk)?) {
+        for kind in KINDS {
+            let file = self.open(segment, disk, kind)?;
             IndexEntry::encode_all(&self.entries, kind, &mut self.bytes);
             let written = write_all_at(&*file, &self.bytes, self.end, false);
             written.map_err(|error| Error::io("write", &segment.path(kind))(error))?;

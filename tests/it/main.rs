@@ -40,6 +40,7 @@ mod layers;
 mod lengths;
 mod limits;
 mod locking;
+mod many;
 mod missing;
 mod moving;
 mod oracle_checks;
