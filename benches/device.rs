@@ -189,7 +189,7 @@ fn on_this_thread(mut area: Area) -> Outcome<Call> {
 /// Through the ring of the backend, with its registered file and buffer.
 fn through_io_uring(mut area: Area) -> Outcome<Call> {
     let disk = OsDisk::new(Backend::Uring).map_err(named("io_uring"))?;
-    let config = RingConfig { depth: 1, files: 1, buffers: 1, buffer_bytes: WRITE_BYTES, one_thread: true };
+    let config = RingConfig { depth: 1, files: 1, register_files: true, buffers: 1, buffer_bytes: WRITE_BYTES, one_thread: true };
     let mut ring = disk.ring(&config).map_err(named("io_uring"))?;
     let slot = ring.attach(Arc::clone(&area.file)).map_err(named("attach to a ring"))?;
     let mut buffer = ring.take_buffers().pop();

@@ -13,6 +13,9 @@ pub(crate) const MAX_PARTITIONS: u32 = 1 << 16;
 /// The longest time that a record or a segment may be kept for: 100 years, in milliseconds.
 const MAX_AGE_MS: u64 = 100 * 365 * 24 * 3_600_000;
 
+/// Threads that partitions share at most.
+const MAX_SHARED_WRITERS: u32 = 1 << 10;
+
 /// How a [`Broker`](crate::Broker) works on this machine. Not stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BrokerConfig {
@@ -22,6 +25,14 @@ pub struct BrokerConfig {
     pub pinning: Pinning,
     /// How an idle writer thread waits for appends. Default [`WaitStrategy::Block`].
     pub wait: WaitStrategy,
+    /// Which threads work as the partitions' writers. Default [`Writers::PerPartition`].
+    pub writers: Writers,
+    /// How much memory busy partitions may hold together, for their commits and for the ends of their logs
+    /// ([`TopicConfig::commit_bytes`] twice and [`TopicConfig::tail_bytes`] each); what io_uring writes from is registered with the kernel and
+    /// counts against RLIMIT_MEMLOCK. A partition takes its share with the second of several commits, and gives it back after 5 s
+    /// without one. One for which nothing is left has memory for one commit at a time, and readers at its end read the disk.
+    /// Bytes. Default 1 GiB, minimum 0. One partition alone is given what it needs, also if that is more.
+    pub buffer_bytes: u64,
     /// For topics whose stored settings are missing or unreadable. Their number of partitions is counted, not taken from here.
     pub fallback: TopicConfig,
     /// How much of the active segments opening reads. Default [`Recovery::FromCheckpoint`].
@@ -42,6 +53,8 @@ impl Default for BrokerConfig {
             backend: Backend::default(),
             pinning: Pinning::default(),
             wait: WaitStrategy::default(),
+            writers: Writers::default(),
+            buffer_bytes: 1 << 30,
             fallback: TopicConfig::default(),
             recovery: Recovery::default(),
             on_damage: OnDamage::default(),
@@ -55,6 +68,9 @@ impl BrokerConfig {
     /// Checks every setting against its limits.
     pub(crate) fn validate(&self) -> Result<()> {
         check_age("retention_every", self.retention_every)?;
+        if let Writers::Shared(threads) = self.writers {
+            check("writers.shared", threads.into(), 1, MAX_SHARED_WRITERS.into())?;
+        }
         self.fallback.validate()
     }
 
@@ -94,6 +110,19 @@ pub enum OnDamage {
     /// What begins with the damage is copied to a file beside the segment, durably, and cut: the partition goes on with the
     /// last record before it, and gives the offsets of those behind anew. Its report tells of it.
     CutAside,
+}
+
+/// Which threads work as the partitions' writers. A producer that is alone commits by itself with either
+/// ([`Partition::append_and_wait`](crate::Partition::append_and_wait)).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Writers {
+    /// One for each partition, and one for its upkeep while it is busy: the fastest for few partitions.
+    #[default]
+    PerPartition,
+    /// So many for all partitions, each of which has its place at one of them, and as many for upkeep, but two at least. For many
+    /// partitions of which few are busy at once: those cost no thread each. A partition whose files must be made, or whose file system
+    /// refuses direct I/O, keeps the others at its thread waiting meanwhile; [`WaitStrategy::Spin`] does not apply. Minimum 1, maximum 1,024.
+    Shared(u32),
 }
 
 /// How a writer thread that has nothing to do waits for the next append.
@@ -155,7 +184,7 @@ pub struct TopicConfig {
     /// Default 0: a commit starts as soon as the one before it is durable. Maximum 60 s.
     pub linger_us: u64,
     /// A commit takes no further record once it holds this much. Bytes. Default 1 MiB, minimum 4 KiB, maximum 1 GiB.
-    /// Two buffers of this size are kept per partition, beside `tail_bytes`.
+    /// Two buffers of this size are kept per busy partition, beside `tail_bytes`, within [`BrokerConfig::buffer_bytes`].
     pub commit_bytes: u64,
     /// A commit takes no further record once it holds so many. Default 65,536, minimum 1, maximum 2^32.
     pub commit_records: u64,

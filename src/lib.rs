@@ -36,7 +36,7 @@ mod sync;
 mod topic;
 
 pub use broker::{Broker, OpenReport, RetentionReport};
-pub use config::{BrokerConfig, Durability, OnDamage, Pinning, Recovery, TopicConfig, WaitStrategy};
+pub use config::{BrokerConfig, Durability, OnDamage, Pinning, Recovery, TopicConfig, WaitStrategy, Writers};
 pub use error::{Error, Result};
 pub use io::Backend;
 pub use metrics::Stats;

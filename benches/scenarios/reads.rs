@@ -156,7 +156,7 @@ impl Sequential {
     fn read(&self, bytes: u64) -> Outcome<Duration> {
         let disk = OsDisk::new(Backend::Auto).map_err(named("the system"))?;
         let buffers = usize::try_from(self.depth).map_err(named("the depth"))?;
-        let config = RingConfig { depth: self.depth, files: 1, buffers, buffer_bytes: self.piece, one_thread: true };
+        let config = RingConfig { depth: self.depth, files: 1, register_files: true, buffers, buffer_bytes: self.piece, one_thread: true };
         let mut ring = disk.ring(&config).map_err(named("a ring"))?;
         self.through(&mut *ring, bytes)
     }

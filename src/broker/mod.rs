@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::clock::{Clock, SystemClock};
-use crate::config::{BrokerConfig, Pinning, TopicConfig};
+use crate::config::{BrokerConfig, Pinning, TopicConfig, Writers};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk, Process, is_out_of_files};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
-use crate::partition::{OwnedRecord, PartitionReport, Workers};
+use crate::partition::{BufferBudget, OwnedRecord, PartitionReport, Workers};
 use crate::topic::{Appended, Cores, Opened, Surroundings, Topic, TopicDescription, UnsoundSettings, check_name};
 
 use remove::DELETED;
@@ -63,6 +63,7 @@ struct Inner {
     topics: Topics,
     /// What ages go by. Held during a pass.
     time: Mutex<SoundTime>,
+    workers: Workers,
 }
 
 impl Broker {
@@ -112,7 +113,13 @@ impl Broker {
         create_dirs(&*disk, dir)?;
         let lock: Arc<dyn Lock> = Arc::from(lock(&*disk, dir)?);
         let cores = Cores { cores: cores(&config.pinning), ..Cores::default() };
-        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, workers, wait: config.wait, opening: config.opening() };
+        let workers = match (workers, config.writers) {
+            (Workers::Threads, Writers::Shared(writers)) => Workers::shared(&disk, &clock, dir, writers, || cores.next())?,
+            (workers, _) => workers,
+        };
+        let buffers = BufferBudget::new(config.buffer_bytes);
+        let (wait, opening) = (config.wait, config.opening());
+        let around = Surroundings { disk: Arc::clone(&disk), clock, lock, cores, workers, buffers, wait, opening };
         let mut report = OpenReport::default();
         let mut topics = BTreeMap::new();
         for (path, name) in list(&*disk, dir, &mut report)? {
@@ -123,9 +130,10 @@ impl Broker {
             topics.insert(name, topic);
         }
         let time = Mutex::new(SoundTime::new(newest_record(&topics, &*around.clock), &*around.clock));
-        let by_itself = matches!(around.workers, Workers::Threads);
+        let by_itself = matches!(around.workers, Workers::Threads | Workers::Shared(_));
+        let workers = around.workers.clone();
         let topics = Topics::new(dir.to_owned(), process, around, topics);
-        let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, topics, time });
+        let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, topics, time, workers });
         let every = config.retention_every.filter(|_| by_itself);
         let schedule = every.map(|every| Schedule::start(Arc::clone(&inner), every).map(Arc::new)).transpose();
         Ok(Self(inner, schedule.map_err(Error::io("start a retention thread for", dir))?))
@@ -329,7 +337,9 @@ impl Broker {
     /// # Errors
     /// The first failure; everything is closed all the same. A partition that had stopped tells why.
     pub fn close(self) -> Result<()> {
-        self.0.topics.close()?.iter().map(Topic::close).fold(Ok(()), Result::and)
+        let closed = self.0.topics.close()?.iter().map(Topic::close).fold(Ok(()), Result::and);
+        self.0.workers.end();
+        closed
     }
 }
 

@@ -223,6 +223,8 @@ pub struct RingConfig {
     pub depth: u32,
     /// Files attached at most.
     pub files: u32,
+    /// Whether attached files are registered with the kernel: worth it for those that stay attached, not for one operation.
+    pub register_files: bool,
     /// Buffers registered with the kernel.
     pub buffers: usize,
     /// Bytes of each, a multiple of [`BLOCK`].

@@ -73,15 +73,16 @@ impl UringRing {
         let id = Arc::new(RingId);
         let mut buffers = Buffer::carve(config.buffers, config.buffer_bytes)?;
         register_buffers(&ring, &id, &mut buffers, told)?;
-        let files_registered = match ring.submitter().register_files_sparse(config.files) {
-            Ok(()) => true,
-            Err(error) => {
-                if Told::first(&told.files) {
-                    tracing::warn!(%error, "files cannot be registered with io_uring; each operation looks its file up");
+        let files_registered = config.register_files
+            && match ring.submitter().register_files_sparse(config.files) {
+                Ok(()) => true,
+                Err(error) => {
+                    if Told::first(&told.files) {
+                        tracing::warn!(%error, "files cannot be registered with io_uring; each operation looks its file up");
+                    }
+                    false
                 }
-                false
-            }
-        };
+            };
         let depth = usize::try_from(config.depth).expect("usize is 64 bits wide");
         Ok(Self {
             ring: ManuallyDrop::new(ring),

@@ -97,7 +97,7 @@ impl Active {
         let path = segment.path(Kind::Log);
         let (log, direct) = open_log(shared, &path, Create::New).map_err(|error| Denied::of_new(error, shared, names, &path))?;
         let index = IndexFiles::new(Arc::clone(&segment), 0);
-        if let Err(error) = index.open(&*shared.disk) {
+        if let Err(error) = index.make(&*shared.disk) {
             tracing::warn!(%error, path = %path.display(), "a segment begins without index files; they are made when it is possible");
         }
         let named = if guard::stands(Guard::NamesBeforeAnswers) { names.sync() } else { Ok(()) };
@@ -271,7 +271,6 @@ impl Active {
 pub(super) struct Prepared {
     pub(super) log: Arc<dyn File>,
     pub(super) direct: bool,
-    indexes: [Arc<dyn File>; 2],
     pub(super) allocated: u64,
     pub(super) zeroed: u64,
     unpromised: bool,
@@ -298,12 +297,11 @@ impl Prepared {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => (0, true),
             Err(error) => return Err(full_or_io(error, "allocate room for", &path, room)),
         };
-        let open = |kind| {
+        for kind in [Kind::Index, Kind::TimeIndex] {
             let path = segment::prepared_path(&shared.dir, kind);
-            shared.disk.open(&path, Open::EMPTY).map_err(Error::io("create", &path))
-        };
-        let indexes = [open(Kind::Index)?, open(Kind::TimeIndex)?];
-        Ok(Self { log, direct, indexes, allocated, zeroed: 0, unpromised })
+            shared.disk.open(&path, Open::EMPTY).map_err(Error::io("create", &path))?;
+        }
+        Ok(Self { log, direct, allocated, zeroed: 0, unpromised })
     }
 
     /// Writes zeros into the room: all of it if the device does that by itself, else so many bytes of it, whole blocks.
@@ -342,14 +340,12 @@ impl Prepared {
         let rename = |kind| shared.disk.rename(&segment::prepared_path(&shared.dir, kind), &segment.path(kind));
         // The log first: without index files it is a segment all the same, which opening completes; they alone would be nothing.
         rename(Kind::Log).map_err(|error| Denied::of(error, &segment.path(Kind::Log)))?;
-        let mut indexes = Some(self.indexes);
         for kind in [Kind::Index, Kind::TimeIndex] {
             if let Err(error) = rename(kind) {
                 tracing::warn!(%error, path = %segment.path(kind).display(), "a segment begins without index files; they are made when it is possible");
-                indexes = None;
             }
         }
-        let index = IndexFiles::opened(Arc::clone(&segment), indexes);
+        let index = IndexFiles::new(Arc::clone(&segment), 0);
         let mut active = Active::new(shared, segment, self.log, self.direct, index);
         active.allocated = self.allocated;
         active.zeroed = self.zeroed;

@@ -139,8 +139,6 @@ impl Held {
 pub(crate) struct Checkpoints {
     disk: Arc<dyn Disk>,
     dir: Arc<Path>,
-    /// Open for writing, from the first write on.
-    file: Option<Arc<dyn File>>,
     /// Whether the file's name is durable.
     named: bool,
     /// The number of the next slot to be written.
@@ -177,7 +175,6 @@ impl Checkpoints {
         Self {
             disk: Arc::clone(disk),
             dir: Arc::clone(dir),
-            file: None,
             named: kind.is_some(),
             sequence: found.map_or(0, |(sequence, _)| following(sequence)),
             newest: found.map(|(_, checkpoint)| checkpoint),
@@ -231,11 +228,8 @@ impl Checkpoints {
             return Ok(());
         }
         let replaced = self.put(checkpoint).and_then(|()| self.put(checkpoint));
-        if replaced.is_err() {
-            self.file = None;
-            if self.disk.remove_file(&self.path()).and_then(|()| self.disk.sync_dir(&self.dir)).is_ok() {
-                (self.named, self.sequence, self.newest) = (false, 0, None);
-            }
+        if replaced.is_err() && self.disk.remove_file(&self.path()).and_then(|()| self.disk.sync_dir(&self.dir)).is_ok() {
+            (self.named, self.sequence, self.newest) = (false, 0, None);
         }
         replaced
     }
@@ -268,9 +262,8 @@ impl Checkpoints {
         }
     }
 
-    /// Closes the file. The partition is closed, and writes no more of them.
+    /// The partition is closed, and writes no more of them.
     pub(super) fn let_go(&mut self) {
-        self.file = None;
         self.usable = false;
     }
 
@@ -281,17 +274,14 @@ impl Checkpoints {
     /// Writes the next slot.
     fn put(&mut self, checkpoint: &Checkpoint) -> io::Result<()> {
         self.newest = None;
-        let file = match self.file.take() {
-            Some(file) => file,
-            None => self.open_file()?,
-        };
+        // A descriptor less for each partition, most of which write none for hours.
+        let file = self.open_file()?;
         write_all_at(&*file, &checkpoint.encode(self.sequence), self.sequence % 2 * SLOT_BYTES, false)?;
         file.sync()?;
         if !self.named {
             self.disk.sync_dir(&self.dir)?;
             self.named = true;
         }
-        self.file = Some(file);
         self.newest = Some(*checkpoint);
         self.sequence = following(self.sequence);
         Ok(())

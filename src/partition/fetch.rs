@@ -98,7 +98,7 @@ impl Fetcher {
         } else {
             let depth = u32::try_from(ahead).unwrap_or(u32::MAX);
             // A reader may move between threads, so the ring may not insist on one.
-            let config = RingConfig { depth, files: LOGS, buffers: count, buffer_bytes, one_thread: false };
+            let config = RingConfig { depth, files: LOGS, register_files: true, buffers: count, buffer_bytes, one_thread: false };
             let mut ring = Transfers::new(disk.ring(&config)?);
             let buffers = ring.take_buffers();
             (Some(ring), buffers)

@@ -2,7 +2,8 @@
 //!
 //! Handing one append to another thread and its answer back takes two wakes, which cost a good part of what the device's write
 //! does. A producer that waits for its answer anyway, while nobody else appends, therefore writes its commit itself; with
-//! company, the writer's own thread commits for all of them. Either way there is one writer, and whoever holds it is it.
+//! company, the writer's own thread commits for all of them. That thread may work for other partitions as well: see [`hands`](super::hands).
+//! Either way there is one writer, and whoever holds it is it.
 
 use std::panic::{self, AssertUnwindSafe};
 #[cfg(feature = "sim")]
@@ -14,9 +15,10 @@ use super::queue::Bell;
 use super::queue::Where;
 use super::reply::Answerer;
 use super::ticket::Answer;
-use super::writer::{Pause, Writer};
+use super::writer::{Company, Outgoing, Pause, Writer};
 use super::{Shared, panic_message};
 use crate::error::{Error, Result};
+use crate::io::transfer::Done;
 use crate::record::Batch;
 
 /// The writer, until it stopped.
@@ -46,6 +48,29 @@ impl Helm {
         while let Some(Pause::Wait(place, timeout)) = self.take_turn(Writer::work) {
             self.bell.wait(place, timeout);
         }
+    }
+
+    /// A turn of a thread that works for other partitions as well: one step, with the write that the thread is to start for it. `landed` is what
+    /// came of the one before.
+    pub(super) fn serve(&self, company: Company, landed: Option<Done>) -> Option<(Pause, Option<Outgoing>)> {
+        self.bell.answer();
+        let mut outgoing = None;
+        let pause = self.take_turn(|writer| {
+            let pause = writer.work_in_turn(company, landed)?;
+            outgoing = writer.take_outgoing();
+            Ok(pause)
+        })?;
+        Some((pause, outgoing))
+    }
+
+    /// Ends the writer where the thread that works for it cannot go on.
+    pub(super) fn abandon(&self) {
+        let mut held = self.take();
+        if held.is_some() && !self.has_stopped() {
+            let message = "the thread that works for it ended".to_owned();
+            self.stop(Some(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message }));
+        }
+        *held = None;
     }
 
     /// Works as the writer's own thread until there is nothing to do, and tells how to wait then; none once the writer stopped. Only
@@ -86,10 +111,11 @@ impl Helm {
 
     /// Has the writer look at what it waits for: there is news that no message brings.
     pub(super) fn tell(&self) {
-        self.bell.ring();
+        self.bell.sound();
     }
 
     /// Whether the writer is gone.
+    #[cfg(feature = "sim")]
     pub(super) fn is_over(&self) -> bool {
         self.take().is_none()
     }

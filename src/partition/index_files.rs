@@ -3,6 +3,9 @@
 //! They hold nothing that the log does not, so nothing waits for them and a failure is told, not acted on: entries wait in
 //! memory, where look-ups find them, until they are written in large pieces by the upkeep thread. The writer itself writes the
 //! first entry of a segment, and what is left when nobody else is at them.
+//!
+//! They are open only while something is done with them, one at a time: two descriptors less for each partition, and opening them costs next to
+//! nothing beside the thousands of entries that are written at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,10 +28,10 @@ pub(super) struct IndexFiles {
 
 #[derive(Debug)]
 struct State {
-    /// The index and the time index, once they are needed.
-    files: Option<[Arc<dyn File>; 2]>,
     /// Bytes in either file.
     end: u64,
+    /// Whether anything was done to the files since recovery left them, which synced them.
+    touched: bool,
     /// Whether a sync of them failed, or they could not be sealed: what they hold durably is not known, and never will be.
     distrusted: bool,
     /// What is being written, kept for its memory.
@@ -37,18 +40,9 @@ struct State {
 }
 
 impl IndexFiles {
-    /// Files that hold `entries` entries, opened when they are needed.
+    /// Files that hold `entries` entries; with none, they are made, or emptied, when they are needed.
     pub(super) fn new(segment: Arc<Segment>, entries: u64) -> Self {
-        Self::with(segment, None, entries * ENTRY_BYTES)
-    }
-
-    /// Empty files that are open.
-    pub(super) fn opened(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>) -> Self {
-        Self::with(segment, files, 0)
-    }
-
-    fn with(segment: Arc<Segment>, files: Option<[Arc<dyn File>; 2]>, end: u64) -> Self {
-        let state = State { files, end, distrusted: false, entries: Vec::new(), bytes: Vec::new() };
+        let state = State { end: entries * ENTRY_BYTES, touched: false, distrusted: false, entries: Vec::new(), bytes: Vec::new() };
         Self { segment, state: Mutex::new(state), failed: AtomicBool::new(false) }
     }
 
@@ -57,9 +51,15 @@ impl IndexFiles {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the files, and empties them if none of their entries is this segment's.
-    pub(super) fn open(&self, disk: &dyn Disk) -> Result<()> {
-        self.state().open(&self.segment, disk).map(|_| ())
+    /// Makes the files, empty, for a segment that has no entries yet.
+    pub(super) fn make(&self, disk: &dyn Disk) -> Result<()> {
+        let mut state = self.state();
+        KINDS.into_iter().try_for_each(|kind| state.open(&self.segment, disk, kind).map(drop))
+    }
+
+    /// Of its segment.
+    pub(super) fn base(&self) -> u64 {
+        self.segment.base()
     }
 
     /// Whether the files hold entries, so that a log with acknowledged records does not stand beside an empty index.
@@ -103,19 +103,18 @@ impl IndexFiles {
     pub(super) fn sync(&self, disk: &dyn Disk, up_to: u64) -> u64 {
         let failed = |action| move |error| Error::io(action, &self.segment.path(Kind::Index))(error);
         let synced = || -> Result<u64> {
-            let (files, count) = {
-                let mut state = self.state();
-                (state.open(&self.segment, disk)?.clone(), state.end / ENTRY_BYTES)
-            };
+            let count = self.state().end / ENTRY_BYTES;
             if self.segment.pending().first().is_some_and(|entry| entry.offset < up_to) {
                 return Ok(0);
             }
             // Without the lock: the writer looks at the state, and a sync takes its time.
+            let file = |kind| self.state().open(&self.segment, disk, kind);
             if guard::stands(Guard::CheckpointsSyncIndexes) {
-                let synced = files.iter().try_for_each(|file| file.sync());
-                synced.inspect_err(|_| self.state().distrusted = true).map_err(failed("sync"))?;
+                for kind in KINDS {
+                    file(kind)?.sync().inspect_err(|_| self.state().distrusted = true).map_err(failed("sync"))?;
+                }
             }
-            count_below(&*files[0], count, up_to).map_err(failed("read"))
+            count_below(&*file(Kind::Index)?, count, up_to).map_err(failed("read"))
         };
         synced().unwrap_or_else(|error| {
             tracing::warn!(%error, "an index could not be synced");
@@ -129,17 +128,32 @@ impl IndexFiles {
     pub(super) fn seal(&self, disk: &dyn Disk) {
         let mut state = self.state();
         let end = state.end;
-        for file in state.files.iter().flatten() {
-            let synced = || if guard::stands(Guard::SealsSyncIndexes) { file.sync() } else { Ok(()) };
-            if let Err(error) = file.set_len(end).and_then(|()| synced()) {
-                tracing::warn!(%error, path = %self.segment.path(Kind::Index).display(), "an index could not be synced; it is made anew by the next opening");
-                state.distrusted = true;
-                break;
+        let mut sealed = || -> Result<()> {
+            if !state.touched {
+                return Ok(());
             }
+            for kind in KINDS {
+                let file = state.open(&self.segment, disk, kind)?;
+                let synced = || if guard::stands(Guard::SealsSyncIndexes) { file.sync() } else { Ok(()) };
+                let ended = file.set_len(end).and_then(|()| synced());
+                ended.map_err(|error| Error::io("end", &self.segment.path(kind))(error))?;
+            }
+            Ok(())
+        };
+        if let Err(error) = sealed() {
+            tracing::warn!(%error, "an index could not be sealed; it is made anew by the next opening");
+            state.distrusted = true;
         }
         if state.distrusted {
             segment::remove_indexes(disk, &self.segment);
         }
+    }
+
+    /// Lets go of memory that is kept for the next entries.
+    pub(super) fn rest(&self) {
+        let mut state = self.state();
+        (state.entries, state.bytes) = (Vec::new(), Vec::new());
+        self.segment.pending().shrink_to_fit();
     }
 
     /// How many entries both files hold durably after [`Self::seal`]; 0 if that is not known, or not all could be written.
@@ -149,25 +163,23 @@ impl IndexFiles {
     }
 }
 
+const KINDS: [Kind; 2] = [Kind::Index, Kind::TimeIndex];
+
 impl State {
-    fn open(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<&[Arc<dyn File>; 2]> {
-        if self.files.is_none() {
-            let create = if self.end == 0 { Create::Empty } else { Create::Never };
-            let open = |kind| {
-                let path = segment.path(kind);
-                disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
-            };
-            self.files = Some([open(Kind::Index)?, open(Kind::TimeIndex)?]);
-        }
-        Ok(self.files.as_ref().expect("opened above"))
+    /// One of the two files; made, or emptied, if they hold no entry yet.
+    fn open(&mut self, segment: &Segment, disk: &dyn Disk, kind: Kind) -> Result<Arc<dyn File>> {
+        self.touched = true;
+        let create = if self.end == 0 { Create::Empty } else { Create::Never };
+        let path = segment.path(kind);
+        disk.open(&path, Open { create, ..Open::WRITE }).map_err(Error::io("open", &path))
     }
 
     /// Writes `entries` behind those that are there.
     fn write(&mut self, segment: &Segment, disk: &dyn Disk) -> Result<()> {
-        self.open(segment, disk)?;
-        for (kind, file) in [Kind::Index, Kind::TimeIndex].into_iter().zip(self.files.iter().flatten()) {
+        for kind in KINDS {
+            let file = self.open(segment, disk, kind)?;
             IndexEntry::encode_all(&self.entries, kind, &mut self.bytes);
-            let written = write_all_at(&**file, &self.bytes, self.end, false);
+            let written = write_all_at(&*file, &self.bytes, self.end, false);
             written.map_err(|error| Error::io("write", &segment.path(kind))(error))?;
         }
         Ok(())

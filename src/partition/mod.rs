@@ -4,12 +4,14 @@
 //! moves and which only grow, but for a truncation ([`cut`]). `durable_end` never passes `appended_end`.
 
 mod active;
+mod budget;
 mod checkpoint;
 mod commit;
 mod cut;
 mod describe;
 mod ends;
 mod fetch;
+mod hands;
 mod helm;
 mod index_files;
 mod live;
@@ -45,8 +47,7 @@ use std::thread::{self, JoinHandle};
 use crate::clock::Clock;
 use crate::config::{Durability, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
-use crate::io::transfer::Transfers;
-use crate::io::{BLOCK, Buffer, Disk, Lock, Process, RingConfig};
+use crate::io::{BLOCK, Disk, Lock, Process};
 use crate::metrics::{Metrics, Stats};
 use crate::record::{Batch, to_usize};
 use crate::segment::Segment;
@@ -57,13 +58,14 @@ use ends::Ends;
 use helm::Helm;
 use live::{Fixed, Live};
 use queue::{Bell, Message, Queue, Refused};
-use recent::{Memory, Recent};
-use reply::{Answerer, Pool, Reply};
+use recent::Recent;
+use reply::{Answerer, Reply};
 use start::Start;
 use ticket::Answer;
 use watch::Watch;
-use writer::{InRing, Writer};
+use writer::Writer;
 
+pub(crate) use budget::BufferBudget;
 pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAME as CHECKPOINT};
 pub use describe::PartitionDescription;
 pub use moving::Exported;
@@ -104,6 +106,8 @@ struct Shared {
     metrics: Metrics,
     /// The end of the log, in memory.
     recent: Recent,
+    /// What it may hold in buffers, with the broker's other partitions.
+    buffers: Arc<BufferBudget>,
     /// Written by one thread at a time: the writer when it closes, else the upkeep thread.
     checkpoints: Mutex<Checkpoints>,
     cuts: Cuts,
@@ -235,7 +239,7 @@ impl Shared {
         Error::OffsetOutOfRange { offset, first: self.first_offset(), next: self.appended_end() }
     }
 
-    /// How the writer's memory is made: how many regions of how many bytes. Two are commits', the one that is written and the
+    /// How the memory of a busy writer is made: how many regions of how many bytes. Two are commits', the one that is written and the
     /// one that is filled, the rest keeps what was written.
     fn regions(&self) -> (usize, usize) {
         let tail = if self.config.durability == Durability::Durable { self.config.tail_bytes } else { 0 };
@@ -267,6 +271,7 @@ pub(crate) struct Placement {
     /// The data directory's, held until the last partition is closed.
     pub(crate) lock: Arc<dyn Lock>,
     pub(crate) workers: Workers,
+    pub(crate) buffers: Arc<BufferBudget>,
 }
 
 /// A handle to one partition. Clones are handles to the same one; when the last is dropped, it closes.
@@ -282,22 +287,25 @@ struct Inner {
     topic: String,
     number: u32,
     queue: Queue,
-    answers: Pool<Answer>,
     helm: Arc<Helm>,
     /// Until it is closed.
-    writer: Mutex<Option<OwnThread>>,
+    writer: Mutex<Option<RunsOn>>,
     /// Until the files are closed.
     lock: Mutex<Option<Arc<dyn Lock>>>,
 }
 
-/// What the writer runs on; none where it is stepped.
-type OwnThread = Option<JoinHandle<()>>;
+/// What the writer runs on.
+#[derive(Debug)]
+enum RunsOn {
+    OwnThread(JoinHandle<()>),
+    /// Over when the thread that it shares is through with it.
+    SharedThread(Reply<()>),
+    #[cfg(feature = "sim")]
+    Steps,
+}
 
 /// Regions of memory for the end of the log at most; where that is less than was asked for, they are larger.
 const MOST_KEPT_REGIONS: u64 = 64;
-
-/// Answers' memory that is kept at most: more appends than that are seldom waited for at once.
-const ANSWERS: usize = 1024;
 
 impl Partition {
     /// Opens, and where needed mends, the partition in `dir`, an existing directory; begins it if it holds no segment.
@@ -311,7 +319,7 @@ impl Partition {
     ) -> Result<(Self, PartitionReport)> {
         let dir: Arc<Path> = Arc::from(dir);
         let process = Process::current().map_err(Error::io("look out for forks of", &dir))?;
-        let Placement { topic, number, core, wait, lock, workers } = placement;
+        let Placement { topic, number, core, wait, lock, workers, buffers } = placement;
         let recovered = open::recover(&disk, &dir, &config, opening, &topic, number)?;
         let open::Recovered { segments, indexed, next_offset, last_timestamp, mut checkpoints, mut report } = recovered;
         if segments.is_empty() && checkpoints.newest().is_some() {
@@ -337,6 +345,7 @@ impl Partition {
             process,
             metrics: Metrics::default(),
             recent: Recent::default(),
+            buffers,
             checkpoints: Mutex::new(checkpoints),
             cuts: Cuts::default(),
             start,
@@ -357,12 +366,11 @@ impl Partition {
         let first_timestamp = active.segment.read_first_time(&*shared.disk);
         let start = Appender { active, next_offset, last_timestamp, first_timestamp };
         let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
-        let answers = Pool::new(ANSWERS);
         let has_moved = note::Note::Moved.read(&*shared.disk, &shared.dir).unwrap_or_else(|error| {
             tracing::warn!(%error, path = %shared.dir.display(), "whether the partition moved cannot be read; it takes appends");
             None
         });
-        let inner = Inner { shared, topic, number, queue, answers, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
+        let inner = Inner { shared, topic, number, queue, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
         if has_moved.is_some() {
             inner.end_writer(true)?;
         }
@@ -379,7 +387,7 @@ impl Partition {
     /// Nothing was queued: [`Error::EmptyBatch`], [`Error::BatchTooLarge`], [`Error::Failed`], [`Error::Closed`], [`Error::Forked`].
     pub fn append(&self, batch: Batch) -> Result<Ticket> {
         self.check(&batch)?;
-        let (answer, receiver) = self.0.answers.pair();
+        let (answer, receiver) = self.0.queue.answer();
         self.queue(batch, answer, receiver)
     }
 
@@ -391,7 +399,7 @@ impl Partition {
     /// Those of both.
     pub fn append_and_wait(&self, batch: Batch) -> Result<Range<u64>> {
         self.check(&batch)?;
-        let (answer, receiver) = self.0.answers.pair();
+        let (answer, receiver) = self.0.queue.answer();
         match self.0.helm.try_commit(batch, answer) {
             Ok(()) => Ticket::new(receiver, Arc::clone(&self.0.shared)).wait(),
             Err((batch, answer)) => self.queue(batch, answer, receiver)?.wait(),
@@ -413,7 +421,7 @@ impl Partition {
         if let Err(error) = self.check(&batch) {
             return Err(TryAppendError { batch, error: Some(error) });
         }
-        let (answer, receiver) = self.0.answers.pair();
+        let (answer, receiver) = self.0.queue.answer();
         let (message, error) = match self.0.queue.try_send(Message::Append { batch, answer }) {
             Ok(()) => return Ok(Ticket::new(receiver, Arc::clone(&self.0.shared))),
             Err(Refused::Full(message)) => (message, None),
@@ -559,7 +567,7 @@ impl Inner {
     fn end_writer(&self, moves: bool) -> Result<()> {
         self.shared.check_process()?;
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(thread) = writer.take() else {
+        let Some(runs_on) = writer.take() else {
             let is_as_asked = !self.shared.has_failed() && (!moves || self.shared.moved.load(Ordering::Acquire));
             return if is_as_asked { Ok(()) } else { Err(self.shared.why_stopped()) };
         };
@@ -568,9 +576,11 @@ impl Inner {
         }
         let result = self.ask(|answer| Message::Close { answer });
         // A panic of the writer was caught, and is the latch's error.
-        match thread {
-            Some(thread) => drop(thread.join()),
-            None => self.shared.workers.work_until(|| self.helm.is_over()),
+        match runs_on {
+            RunsOn::OwnThread(thread) => drop(thread.join()),
+            RunsOn::SharedThread(is_over) => drop(is_over.wait()),
+            #[cfg(feature = "sim")]
+            RunsOn::Steps => self.shared.workers.work_until(|| self.helm.is_over()),
         }
         result
     }
@@ -602,7 +612,7 @@ impl Drop for Inner {
     }
 }
 
-/// Starts the writer, on a thread of its own where it has one, and waits until it has its ring.
+/// Starts the writer, on a thread of its own or on a shared one.
 fn start_writer(
     shared: &Arc<Shared>,
     clock: Arc<dyn Clock>,
@@ -610,32 +620,35 @@ fn start_writer(
     start: Appender,
     name: String,
     core: Option<core_affinity::CoreId>,
-) -> Result<(Queue, Arc<Helm>, OwnThread)> {
+) -> Result<(Queue, Arc<Helm>, RunsOn)> {
     #[cfg(feature = "sim")]
     if let Workers::Stepped(stepper) = &shared.workers {
-        let (queue, helm) = prepare(shared, clock, wait, start)?;
+        let (queue, helm) = prepare(shared, clock, wait, start, Bell::new());
         stepper.add_writer(Arc::clone(&helm));
-        return Ok((queue, helm, None));
+        return Ok((queue, helm, RunsOn::Steps));
+    }
+    if let Workers::Shared(crew) = &shared.workers {
+        let desk = crew.desk();
+        let key = desk.next_key();
+        let (queue, helm) = prepare(shared, clock, wait, start, Bell::at(Arc::clone(desk), key));
+        let (over, is_over) = reply::pair();
+        desk.join(key, Arc::clone(&helm), over);
+        return Ok((queue, helm, RunsOn::SharedThread(is_over)));
     }
     let (ready, started) = reply::pair();
     let shared = Arc::clone(shared);
     let dir = Arc::clone(&shared.dir);
     let body = move || {
         pin(core);
-        match prepare(&shared, clock, wait, start) {
-            Ok((queue, helm)) => {
-                ready.send(Ok((queue, Arc::clone(&helm))));
-                helm.work();
-            }
-            Err(error) => ready.send(Err(error)),
-        }
+        let (queue, helm) = prepare(&shared, clock, wait, start, Bell::new());
+        ready.send((queue, Arc::clone(&helm)));
+        helm.work();
     };
     // The kernel shows 15 bytes of it.
     let builder = thread::Builder::new().name(format!("log {name}"));
     let thread = builder.spawn(body).map_err(Error::io("start a writer thread for", &dir))?;
     match started.wait() {
-        Some(Ok((queue, helm))) => Ok((queue, helm, Some(thread))),
-        Some(Err(error)) => Err(error),
+        Some((queue, helm)) => Ok((queue, helm, RunsOn::OwnThread(thread))),
         None => Err(Error::WriterPanicked { path: dir.to_path_buf(), message: "it ended while it started".into() }),
     }
 }
@@ -648,24 +661,14 @@ fn pin(core: Option<core_affinity::CoreId>) {
     }
 }
 
-/// Makes the ring on the thread that will use it, if there is to be one, and the writer over it.
-fn prepare(shared: &Arc<Shared>, clock: Arc<dyn Clock>, wait: WaitStrategy, start: Appender) -> Result<(Queue, Arc<Helm>)> {
-    let (regions, region_bytes) = shared.regions();
-    let (mut ring, regions) = if start.active.direct && shared.disk.rings_overlap() {
-        let config = RingConfig { depth: writer::DEPTH, files: 2, buffers: regions, buffer_bytes: region_bytes, one_thread: true };
-        let ring = shared.disk.ring(&config).map_err(Error::io("make a ring for", &shared.dir))?;
-        let mut transfers = Transfers::new(ring);
-        let regions = transfers.take_buffers();
-        let slot = transfers.attach(Arc::clone(&start.active.log)).map_err(Error::io("attach to the ring", &shared.dir))?;
-        (Some(InRing { transfers, slot }), regions)
-    } else {
-        (None, Buffer::several(regions, region_bytes).map_err(Error::io("find memory for the commits of", &shared.dir))?)
-    };
-    let bell = Arc::new(Bell::new(ring.as_mut().map(|ring| ring.transfers.waker())));
+/// Makes the writer that the bell calls.
+fn prepare(shared: &Arc<Shared>, clock: Arc<dyn Clock>, wait: WaitStrategy, start: Appender, bell: Bell) -> (Queue, Arc<Helm>) {
+    let bell = Arc::new(bell);
     let batches = usize::try_from(shared.config.queue_batches).expect("usize is 64 bits wide");
     let (queue, inbox) = queue::queue(batches, shared.config.queue_bytes, Arc::clone(&bell));
-    let writer = Writer::new(Arc::clone(shared), clock, wait, (inbox, Arc::clone(&bell)), (ring, Memory::new(regions)), start)?;
-    Ok((queue, Arc::new(Helm::new(writer, bell, Arc::clone(shared)))))
+    let writer =
+        Writer::new(Arc::clone(shared), clock, wait, (inbox, Arc::clone(&bell)), start, matches!(shared.workers, Workers::Shared(_)));
+    (queue, Arc::new(Helm::new(writer, bell, Arc::clone(shared))))
 }
 
 /// What a panic said.

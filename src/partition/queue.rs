@@ -1,20 +1,20 @@
 //! The bounded way from the producers to a partition's writer, and the bell that wakes it.
 //!
-//! A crossbeam channel carries the messages, a [`Budget`] bounds their number and bytes. The writer waits in one of two
+//! A [`Budget`] holds the messages and bounds their number and bytes; its memory is what waited at once. The writer waits in one of two
 //! places: in its ring while a write is in flight, else parked; whoever has something for it looks at the [`Bell`], which
 //! says where it is and what it wants to hear.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::reply::Answerer;
+use super::hands::{Desk, Key};
+use super::reply::{Answerer, Pool, Reply};
 use super::ticket::Answer;
 use crate::error::Result;
 use crate::io::Waker;
 use crate::record::{Batch, to_u64};
-#[cfg(feature = "sim")]
-use crate::sync::atomic::AtomicBool;
-use crate::sync::atomic::{AtomicU8, Ordering, fence};
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use crate::sync::channel::{self, Receiver, Sender};
 use crate::sync::thread::{self, Thread};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -66,17 +66,12 @@ pub(super) enum Refused {
 /// The producers' end.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
-    sender: Sender<Message>,
-    /// Batches whose records are in the log, empty, with their memory.
-    empty: Receiver<Batch>,
     shared: Arc<Shared>,
 }
 
 /// The writer's end. Dropping it refuses what is queued and what comes.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    receiver: Receiver<Message>,
-    empty: Sender<Batch>,
     shared: Arc<Shared>,
 }
 
@@ -84,11 +79,17 @@ pub(super) struct Inbox {
 struct Shared {
     budget: Budget,
     bell: Arc<Bell>,
+    /// Batches whose records are in the log, empty, with their memory.
+    empty: (Sender<Batch>, Receiver<Batch>),
+    answers: Pool<Answer>,
 }
 
 /// Batches kept for their memory at most, and the most memory of one.
 const EMPTY_BATCHES: usize = 64;
 const EMPTY_BATCH_BYTES: usize = 1 << 20;
+
+/// Answers' memory that is kept at most: more appends than that are seldom waited for at once.
+const ANSWERS: usize = 1024;
 
 /// Bytes in the queue that are worth waking a writer for whose write is in flight: about what it encodes in the time
 /// that the waking takes.
@@ -116,13 +117,23 @@ pub(super) enum Where {
     InRing,
 }
 
+/// Whom the bell calls.
+#[derive(Debug)]
+enum Called {
+    /// The writer's own thread.
+    Own(Thread),
+    /// One that works for others as well, and was not called yet if this is false.
+    Shared { desk: Arc<Desk>, key: Key, called: AtomicBool },
+}
+
 /// Wakes the writer of a partition.
 #[derive(Debug)]
 pub(super) struct Bell {
     /// Where the writer waits and for what: [`AT_WORK`], [`BY_PRODUCER`], else see [`state`].
     waiting: AtomicU8,
-    writer: Thread,
-    ring: Option<Waker>,
+    writer: Called,
+    /// Of the ring that the writer waits in, while it has one.
+    ring: Mutex<Option<Waker>>,
     /// That the writer was woken, for one that is stepped and has no thread of its own.
     #[cfg(feature = "sim")]
     woken: AtomicBool,
@@ -152,19 +163,32 @@ fn state(place: Where, hearing: Hearing) -> u8 {
 }
 
 impl Bell {
-    /// The bell of the thread that calls, which waits in the ring of that waker if it has one.
-    pub(super) fn new(ring: Option<Waker>) -> Self {
+    /// The bell of the thread that calls.
+    pub(super) fn new() -> Self {
         Self {
             waiting: AtomicU8::new(AT_WORK),
-            writer: thread::current(),
-            ring,
+            writer: Called::Own(thread::current()),
+            ring: Mutex::new(None),
             #[cfg(feature = "sim")]
             woken: AtomicBool::new(false),
         }
     }
 
+    /// The bell of a writer that a desk's thread serves. That waits for all of its writers at once: where one waits is of no concern.
+    pub(super) fn at(desk: Arc<Desk>, key: Key) -> Self {
+        Self { writer: Called::Shared { desk, key, called: AtomicBool::new(false) }, ..Self::new() }
+    }
+
+    /// To be called by the thread that was called, before it looks for what there is to do.
+    pub(super) fn answer(&self) {
+        if let Called::Shared { called, .. } = &self.writer {
+            // Whoever finds it called still made its news visible before; this makes them visible here.
+            called.swap(false, Ordering::AcqRel);
+        }
+    }
+
     /// Ends the writer's wait, whatever it is for.
-    pub(super) fn ring(&self) {
+    pub(super) fn sound(&self) {
         self.ring_if(|_| true);
     }
 
@@ -190,18 +214,39 @@ impl Bell {
         if self.waiting.compare_exchange(waiting, AT_WORK, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
-        match &self.ring {
-            _ if waiting & WATCHING != 0 => {}
-            Some(ring) if waiting & IN_RING != 0 => ring.wake(),
-            _ => self.wake(),
+        if waiting & IN_RING != 0 && matches!(self.writer, Called::Own(_)) {
+            // One that is gone was left meanwhile, and whoever is awake looks before it waits.
+            let ring = self.ring().clone();
+            if let Some(ring) = ring {
+                ring.wake();
+            }
+        } else if waiting & WATCHING == 0 {
+            self.wake();
         }
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Option<Waker>> {
+        // A single assignment changes it.
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ring that the writer waits in from now on.
+    pub(super) fn set_ring(&self, waker: Option<Waker>) {
+        *self.ring() = waker;
     }
 
     /// Wakes the writer's own thread, if it is parked, or from its next park.
     pub(super) fn wake(&self) {
         #[cfg(feature = "sim")]
         self.woken.store(true, Ordering::Release);
-        self.writer.unpark();
+        match &self.writer {
+            Called::Own(thread) => thread.unpark(),
+            Called::Shared { desk, key, called } => {
+                if !called.swap(true, Ordering::AcqRel) {
+                    desk.call(*key);
+                }
+            }
+        }
     }
 
     /// Whether the writer's own thread would be awake by now that waits there; told once.
@@ -254,11 +299,9 @@ impl Bell {
 
 /// A queue of at most `batches` and `bytes`.
 pub(super) fn queue(batches: usize, bytes: u64, bell: Arc<Bell>) -> (Queue, Inbox) {
-    let (sender, receiver) = channel::bounded(batches);
-    let (put, take) = channel::bounded(EMPTY_BATCHES);
-    let budget = Budget { bytes, messages: to_u64(batches), used: Mutex::default(), freed: Condvar::new() };
-    let shared = Arc::new(Shared { budget, bell });
-    (Queue { sender, empty: take, shared: Arc::clone(&shared) }, Inbox { receiver, empty: put, shared })
+    let budget = Budget { bytes, messages: to_u64(batches), used: Mutex::default(), waiting: AtomicU64::new(0), freed: Condvar::new() };
+    let shared = Arc::new(Shared { budget, bell, empty: channel::bounded(EMPTY_BATCHES), answers: Pool::new(ANSWERS) });
+    (Queue { shared: Arc::clone(&shared) }, Inbox { shared })
 }
 
 impl Queue {
@@ -280,7 +323,12 @@ impl Queue {
 
     /// An empty batch, with memory that was used before if there is any.
     pub(super) fn empty_batch(&self) -> Batch {
-        self.empty.try_recv().unwrap_or_default()
+        self.shared.empty.1.try_recv().unwrap_or_default()
+    }
+
+    /// A place for one answer, and who waits for it.
+    pub(super) fn answer(&self) -> (Answerer<Answer>, Reply<Answer>) {
+        self.shared.answers.pair()
     }
 
     fn put(&self, message: Message, wait: bool) -> Result<(), Refused> {
@@ -292,10 +340,9 @@ impl Queue {
                 Err(Unavailable::Closed) => return Err(Refused::Closed(message)),
             };
             // Under the lock: closing takes it too, so no message slips in behind the closing's last look.
-            let queued = self.sender.try_send(message);
-            assert!(queued.is_ok(), "the budget leaves a place in the channel for every message that it admits");
+            used.queue.push_back(message);
+            self.shared.budget.waiting.store(to_u64(used.queue.len()), Ordering::Relaxed);
             used.bytes += bytes;
-            used.messages += 1;
             used.bytes
         };
         self.shared.bell.ring_for(queued_bytes);
@@ -306,14 +353,12 @@ impl Queue {
 impl Inbox {
     /// The next message, if there is one; its bytes are free for others.
     pub(super) fn take(&self) -> Option<Message> {
-        let message = self.receiver.try_recv().ok()?;
-        self.shared.budget.give_back(message.bytes());
-        Some(message)
+        self.shared.budget.next()
     }
 
-    /// Whether nothing waits.
+    /// Whether nothing waits. Orders nothing by itself.
     pub(super) fn is_empty(&self) -> bool {
-        self.receiver.is_empty()
+        self.shared.budget.waiting.load(Ordering::Relaxed) == 0
     }
 
     /// Bytes that wait.
@@ -326,7 +371,7 @@ impl Inbox {
         if batch.capacity() <= EMPTY_BATCH_BYTES {
             batch.clear();
             // Enough are there already.
-            let _ = self.empty.try_send(batch);
+            let _ = self.shared.empty.0.try_send(batch);
         }
     }
 
@@ -336,12 +381,19 @@ impl Inbox {
         let heard = match hearing {
             Hearing::Nothing => false,
             Hearing::Plenty => self.queued_bytes() >= WORTH_WAKING,
-            Hearing::Anything => !self.receiver.is_empty(),
+            Hearing::Anything => !self.is_empty(),
         };
         if heard {
             self.stop_listening();
         }
         !heard
+    }
+
+    /// Lets go of memory that is kept for the next appends.
+    pub(super) fn rest(&self) {
+        while self.shared.empty.1.try_recv().is_ok() {}
+        self.shared.answers.clear();
+        self.shared.budget.used().queue.shrink_to_fit();
     }
 
     /// To be called when a producer begins to work as the writer.
@@ -357,12 +409,13 @@ impl Inbox {
 
 impl Drop for Inbox {
     fn drop(&mut self) {
-        // The channel keeps what is queued for as long as there is a sender; whoever waits for an answer would wait that long.
+        // What is queued would stay for as long as there is a producer; whoever waits for an answer would wait that long.
         let mut used = self.shared.budget.used();
         used.closed = true;
-        while self.receiver.try_recv().is_ok() {}
+        let unheard = std::mem::take(&mut used.queue);
         drop(used);
         self.shared.budget.freed.notify_all();
+        drop(unheard);
     }
 }
 
@@ -372,13 +425,16 @@ struct Budget {
     bytes: u64,
     messages: u64,
     used: Mutex<Used>,
+    /// How many messages wait, for who looks without the lock.
+    waiting: AtomicU64,
     freed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Used {
+    queue: VecDeque<Message>,
+    /// Of the messages.
     bytes: u64,
-    messages: u64,
     /// Producers that wait for room.
     waiting: u64,
     /// The writer is gone.
@@ -392,7 +448,7 @@ enum Unavailable {
 
 impl Budget {
     fn used(&self) -> MutexGuard<'_, Used> {
-        // Plain numbers, changed together: whole at every moment that a panic could leave them.
+        // Changed together, by what does not panic in between: whole at every moment that a panic could leave it.
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -417,18 +473,24 @@ impl Budget {
 
     fn fits(&self, used: &Used, bytes: u64) -> bool {
         let fits = used.bytes == 0 || used.bytes.saturating_add(bytes) <= self.bytes;
-        fits && used.messages < self.messages
+        fits && to_u64(used.queue.len()) < self.messages
     }
 
-    fn give_back(&self, bytes: u64) {
+    /// The next message; its room is free for others.
+    fn next(&self) -> Option<Message> {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
         let mut used = self.used();
-        used.bytes -= bytes;
-        used.messages -= 1;
+        let message = used.queue.pop_front()?;
+        self.waiting.store(to_u64(used.queue.len()), Ordering::Relaxed);
+        used.bytes -= message.bytes();
         let waited_for = used.waiting > 0;
         drop(used);
         if waited_for {
             self.freed.notify_all();
         }
+        Some(message)
     }
 }
 

@@ -4,11 +4,15 @@
 //! The writer carves each commit's buffer out of [`Memory`], of which the kernel knows every page already; when the commit is
 //! on the device, its buffer joins [`Recent`], and leaves it, oldest first, when the writer needs the room. Readers copy out
 //! of it; a buffer that one of them holds just then is passed over, so neither ever waits for the other.
+//!
+//! A partition holds its regions while it is busy: from its second commit on, if the broker's [`BufferBudget`] grants them, until it
+//! rests. A commit without them has memory of its own, which goes with it, and readers find its records on the disk.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, PoisonError};
 
+use super::budget::{BufferBudget, Grant};
 use crate::io::Buffer;
 use crate::record::{to_u64, to_usize};
 use crate::sync::{Mutex, MutexGuard};
@@ -61,6 +65,14 @@ impl Recent {
 /// The writer's memory: a few regions, carved into commits and put together again.
 #[derive(Debug)]
 pub(super) struct Memory {
+    budget: Arc<BufferBudget>,
+    /// How many regions of how many bytes are held while the partition is busy.
+    regions: usize,
+    region_bytes: usize,
+    /// There while they are held.
+    grant: Option<Grant>,
+    /// Whether there was a commit since the last rest.
+    was_used: bool,
     /// What no commit uses, no two of them neighbours.
     free: Vec<Buffer>,
     /// Left [`Recent`], but a reader was just copying.
@@ -69,27 +81,26 @@ pub(super) struct Memory {
     shells: Vec<Arc<Buffer>>,
     /// Nothing of the regions' memory: tells buffers that were cut from it from others.
     relative: Option<Buffer>,
-    /// Bytes of each region when it is whole.
-    region_bytes: usize,
-    /// Whether commits stay readable.
-    keeps: bool,
 }
 
 impl Memory {
-    /// Carves from `regions`, all of one length. With two or fewer, which the commits need themselves, none is kept for readers.
-    pub(super) fn new(mut regions: Vec<Buffer>) -> Self {
-        let region_bytes = regions.iter().map(|region| region.len()).max().unwrap_or(0);
-        let relative = regions.last_mut().map(|region| region.split_off(region.len()));
-        Self { keeps: regions.len() > 2, region_bytes, relative, free: regions, lent: Vec::new(), shells: Vec::new() }
+    /// Carves from so many regions of so many bytes, once it is busy. With two or fewer, which the commits need themselves, nothing is kept
+    /// for readers.
+    pub(super) fn new(budget: Arc<BufferBudget>, regions: usize, region_bytes: usize) -> Self {
+        let (free, lent, shells) = (Vec::new(), Vec::new(), Vec::new());
+        Self { budget, regions, region_bytes, grant: None, was_used: false, free, lent, shells, relative: None }
     }
 
     /// A buffer of at least `needed` bytes, better `wanted`; what is not used of it comes back by [`Self::give_back`].
     ///
     /// # Errors
-    /// What the system says to a record that is larger than the regions, and gets memory of its own.
+    /// What the system says to memory for a record that is larger than the regions, or for a commit while none are held.
     pub(super) fn take(&mut self, recent: &Recent, needed: usize, wanted: usize) -> io::Result<Buffer> {
+        if std::mem::replace(&mut self.was_used, true) && !self.holds_regions() {
+            self.hold();
+        }
         let wanted = wanted.clamp(needed, self.region_bytes.max(needed));
-        while needed <= self.region_bytes {
+        while self.holds_regions() && needed <= self.region_bytes {
             if let Some(index) = self.free.iter().position(|region| region.len() >= wanted) {
                 return Ok(self.free.swap_remove(index));
             }
@@ -100,8 +111,55 @@ impl Memory {
         let largest = (0..self.free.len()).max_by_key(|&index| self.free[index].len());
         match largest.filter(|&index| self.free[index].len() >= needed) {
             Some(index) => Ok(self.free.swap_remove(index)),
-            None => Buffer::new(wanted.max(needed)),
+            None => Buffer::new(wanted),
         }
+    }
+
+    pub(super) fn holds_regions(&self) -> bool {
+        self.grant.is_some()
+    }
+
+    /// How many regions of how many bytes it holds.
+    pub(super) fn held(&self) -> (usize, usize) {
+        (if self.holds_regions() { self.regions } else { 0 }, self.region_bytes)
+    }
+
+    /// Takes regions, if there are any to be had.
+    fn hold(&mut self) {
+        let bytes = to_u64(self.regions).saturating_mul(to_u64(self.region_bytes));
+        let Some(grant) = self.budget.take(bytes) else { return };
+        match Buffer::several(self.regions, self.region_bytes) {
+            Ok(regions) => {
+                self.carve_from(regions);
+                self.grant = Some(grant);
+            }
+            Err(error) => tracing::debug!(%error, bytes, "no memory for the commits to come and the end of the log"),
+        }
+    }
+
+    fn carve_from(&mut self, mut regions: Vec<Buffer>) {
+        self.relative = regions.last_mut().map(|region| region.split_off(region.len()));
+        self.free = regions;
+    }
+
+    /// Goes on with other regions, as many and as large, in the place of those held. What commits still use of these goes with the commits.
+    pub(super) fn replace(&mut self, recent: &Recent, regions: Vec<Buffer>) {
+        self.let_go(recent);
+        self.carve_from(regions);
+    }
+
+    /// Gives the regions back. Readers find on the disk what was in them.
+    pub(super) fn rest(&mut self, recent: &Recent) {
+        self.let_go(recent);
+        self.grant = None;
+        self.was_used = false;
+    }
+
+    fn let_go(&mut self, recent: &Recent) {
+        // What a reader copies from just now it holds itself. Nothing is unmapped under the lock.
+        let commits = std::mem::take(&mut *recent.commits());
+        drop(commits);
+        (self.free, self.lent, self.shells, self.relative) = (Vec::new(), Vec::new(), Vec::new(), None);
     }
 
     fn is_ours(&self, buffer: &Buffer) -> bool {
@@ -137,7 +195,7 @@ impl Memory {
     /// Makes a commit readable, whose records lie in bytes `start..end` of the log of the segment `base`, and whose buffer
     /// begins at byte `at`.
     pub(super) fn keep(&mut self, recent: &Recent, base: u64, (at, start, end): (u64, u64, u64), buffer: Buffer) {
-        if self.keeps && self.is_ours(&buffer) {
+        if self.regions > 2 && self.is_ours(&buffer) {
             let buffer = match self.shells.pop() {
                 Some(mut shell) => {
                     *Arc::get_mut(&mut shell).expect("only the pool holds a shell") = buffer;
@@ -195,8 +253,11 @@ mod tests {
 
     const REGION: usize = 64 << 10;
 
+    /// That of a partition that is busy.
     fn memory(regions: usize) -> Memory {
-        Memory::new(Buffer::several(regions, REGION).unwrap())
+        let mut memory = Memory::new(BufferBudget::new(1 << 30), regions, REGION);
+        memory.hold();
+        memory
     }
 
     fn free(memory: &Memory) -> usize {
@@ -290,6 +351,43 @@ mod tests {
         let (mut memory, recent) = (memory(3), Recent::default());
         commit(&mut memory, &recent, 0, 0, 1 << 20);
         assert_eq!((recent.read(0, 0, &mut [0]), free(&memory)), (0, 3 * REGION));
+    }
+
+    #[test]
+    fn regions_are_held_from_the_second_commit_until_the_rest_and_within_the_budget() {
+        let budget = BufferBudget::new(3 * to_u64(REGION));
+        let make = || Memory::new(Arc::clone(&budget), 3, REGION);
+        let (mut memory, mut other, recent) = (make(), make(), Recent::default());
+        commit(&mut memory, &recent, 0, 0, 100);
+        assert_eq!((memory.held().0, recent.read(0, 0, &mut [0])), (0, 0));
+        commit(&mut memory, &recent, 0, 100, 200);
+        assert_eq!((memory.held().0, recent.read(0, 100, &mut [0; 200])), (3, 100));
+        // Nothing is left for a second one, which works without.
+        for number in 0..3 {
+            commit(&mut other, &recent, 7, number, number + 1);
+            assert_eq!((other.held().0, recent.read(7, number, &mut [0])), (0, 0));
+        }
+        let held = recent.commits().front().unwrap().clone();
+        memory.rest(&recent);
+        assert_eq!((memory.held().0, free(&memory), recent.read(0, 100, &mut [0])), (0, 0, 0));
+        assert!(held.buffer[100..200] == pattern(100..200), "a reader keeps what it holds");
+        commit(&mut other, &recent, 7, 3, 4);
+        assert_eq!((other.held().0, recent.read(7, 3, &mut [0])), (3, 1));
+        commit(&mut memory, &recent, 0, 200, 300);
+        commit(&mut memory, &recent, 0, 300, 400);
+        assert_eq!(memory.held().0, 0);
+    }
+
+    #[test]
+    fn regions_that_are_replaced_take_what_comes_next() {
+        let (mut memory, recent) = (memory(3), Recent::default());
+        commit(&mut memory, &recent, 0, 0, 100);
+        let in_use = memory.take(&recent, 100, 100).unwrap();
+        memory.replace(&recent, Buffer::several(3, REGION).unwrap());
+        memory.give_back(in_use);
+        assert_eq!((free(&memory), recent.read(0, 0, &mut [0])), (3 * REGION, 0));
+        commit(&mut memory, &recent, 0, 100, 200);
+        assert_eq!(recent.read(0, 100, &mut [0; 200]), 100);
     }
 
     #[test]

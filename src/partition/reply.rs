@@ -7,12 +7,12 @@
 //! wakes wakes two more. Waking a thread costs more than appending a record, and the one thread that all of them wait for
 //! next has better things to do.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::channel::{self, Receiver, Sender};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The end that answers.
@@ -30,9 +30,14 @@ pub(super) struct Reply<T> {
 
 /// Slots that are used again. Clones share them.
 #[derive(Debug)]
-pub(super) struct Pool<T> {
-    put: Sender<Arc<Slot<T>>>,
-    take: Receiver<Arc<Slot<T>>>,
+pub(super) struct Pool<T>(Arc<Unused<T>>);
+
+/// A list and not a channel, whose places would take memory in every partition that was never waited at.
+#[derive(Debug)]
+struct Unused<T> {
+    most: usize,
+    /// The one that rested longest is used next: it is no longer being woken.
+    slots: Mutex<VecDeque<Arc<Slot<T>>>>,
 }
 
 /// No answer.
@@ -180,20 +185,37 @@ pub(super) fn pair<T>() -> (Answerer<T>, Reply<T>) {
 impl<T> Pool<T> {
     /// A pool that keeps at most so many slots that nobody uses.
     pub(super) fn new(most: usize) -> Self {
-        let (put, take) = channel::bounded(most);
-        Self { put, take }
+        Self(Arc::new(Unused { most, slots: Mutex::new(VecDeque::new()) }))
+    }
+
+    fn slots(&self) -> MutexGuard<'_, VecDeque<Arc<Slot<T>>>> {
+        // A push or a pop is whole or did not happen.
+        self.0.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back(&self, slot: Arc<Slot<T>>) {
+        let mut slots = self.slots();
+        if slots.len() < self.0.most {
+            slots.push_back(slot);
+        }
+    }
+
+    /// Lets go of the memory of all slots that nobody uses.
+    pub(super) fn clear(&self) {
+        *self.slots() = VecDeque::new();
     }
 
     /// A pair whose memory comes from the pool, and goes back to it once the answer was taken.
     pub(super) fn pair(&self) -> (Answerer<T>, Reply<T>) {
-        let slot = self.take.try_recv().unwrap_or_else(|_| Slot::new());
+        let unused = self.slots().pop_front();
+        let slot = unused.unwrap_or_else(Slot::new);
         (Answerer(Some(Arc::clone(&slot))), Reply { slot, pool: Some(self.clone()), answered: AtomicBool::new(false) })
     }
 }
 
 impl<T> Clone for Pool<T> {
     fn clone(&self) -> Self {
-        Self { put: self.put.clone(), take: self.take.clone() }
+        Self(Arc::clone(&self.0))
     }
 }
 
@@ -309,7 +331,7 @@ impl<T> Drop for Reply<T> {
             drop(waker);
         } else if let Some(pool) = &self.pool {
             // A full pool has enough.
-            let _ = pool.put.try_send(Arc::clone(&self.slot));
+            pool.give_back(Arc::clone(&self.slot));
         }
     }
 }
@@ -415,7 +437,7 @@ mod tests {
             client.join().unwrap();
         }
         server.join().unwrap();
-        assert!(!pool.take.is_empty());
+        assert!(!pool.slots().is_empty());
     }
 
     #[test]

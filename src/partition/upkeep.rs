@@ -1,7 +1,8 @@
 //! What a partition's writer does not wait for: syncs, index entries, room ahead, the next segment, checkpoints.
 //!
-//! Jobs are done in the order in which they were begun, on a thread of the partition's own that starts with the first
-//! commit: a partition that takes no appends has none. Each job is a plain function over the seam to the operating system, and
+//! Jobs are done in the order in which they were begun, one at a time, on a thread of the partition's own or on one of few that all share
+//! ([`workers`](super::workers)). One of its own starts with the first
+//! commit and ends when the partition rests: one that takes no appends has none. Each job is a plain function over the seam to the operating system, and
 //! its result is taken by the writer, whose wait it ends. The state that the writer decides by stays with the writer.
 
 use std::fmt;
@@ -123,7 +124,7 @@ impl Job {
             Self::Sync { log } => Done::Sync(log.sync()),
             Self::SyncNames { names } => Done::SyncNames(names.sync()),
             Self::Index { index, up_to } => {
-                index.write(&*shared.disk, up_to);
+                with_files_of(&index, shared, || index.write(&*shared.disk, up_to));
                 Done::Index
             }
             Self::Extend { log, range, durable } => Done::Extend(active::extend(&*log, range, durable)),
@@ -164,13 +165,24 @@ impl Job {
                 Done::Sum
             }
             Self::Checkpoint { index, checkpoint } => {
-                index.write(&*shared.disk, checkpoint.next_offset);
-                let entries = index.sync(&*shared.disk, checkpoint.next_offset);
-                shared.write_checkpoint(&Checkpoint { entries, ..checkpoint });
+                let synced = with_files_of(&index, shared, || {
+                    index.write(&*shared.disk, checkpoint.next_offset);
+                    index.sync(&*shared.disk, checkpoint.next_offset)
+                });
+                shared.write_checkpoint(&Checkpoint { entries: synced.unwrap_or(0), ..checkpoint });
                 Done::Checkpoint
             }
         }
     }
+}
+
+/// Does something with the index files of a segment, unless it was removed from the front of the log: they are opened by name, and made where
+/// there are none, but nothing may be left of it. The segment that takes the appends stays, and waits for nobody who removes, or exports.
+fn with_files_of<T>(index: &IndexFiles, shared: &Shared, work: impl FnOnce() -> T) -> Option<T> {
+    let base = index.base();
+    let stays = || shared.segment_after(base).is_none();
+    let _alone = (!index.has_entries() || !stays()).then(|| shared.removing.lock());
+    shared.has_segment(base).then(work)
 }
 
 fn write_sum(shared: &Shared, segment: &Segment, sum: SumSoFar, next_offset: u64) -> io::Result<()> {
@@ -221,6 +233,7 @@ impl Upkeep {
         let started = self.started()?;
         let begun = started.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         assert!(begun, "the worker takes jobs until it is dropped");
+        started.at_work.call();
         self.under_way += 1;
         Ok(())
     }
@@ -239,6 +252,12 @@ impl Upkeep {
             self.started = Some(started.map_err(Error::io("start an upkeep thread for", &self.shared.dir))?);
         }
         Ok(self.started.as_ref().expect("started above"))
+    }
+
+    /// Ends the thread, until the next job. Nothing is under way.
+    pub(super) fn rest(&mut self) {
+        assert!(self.is_idle(), "a job's end is waited for before the rest");
+        self.started = None;
     }
 
     pub(super) fn is_started(&self) -> bool {
@@ -289,13 +308,11 @@ impl Worker {
     }
 
     /// Does one job, if there is one to do.
-    #[cfg(feature = "sim")]
     pub(super) fn work_once(&mut self) -> bool {
         self.jobs.try_recv().map(|job| self.work_at(job)).is_ok()
     }
 
     /// Whether nothing is to be done now.
-    #[cfg(feature = "sim")]
     pub(super) fn is_idle(&self) -> bool {
         self.jobs.is_empty()
     }
@@ -311,7 +328,7 @@ impl Worker {
         self.failed |= ended.is_failure();
         // A writer that is gone hears nothing.
         if self.done.send(ended).is_ok() {
-            self.bell.ring();
+            self.bell.sound();
         }
     }
 }

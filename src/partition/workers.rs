@@ -1,12 +1,22 @@
-//! Who does a partition's work: threads of its own, or, in a simulation, whoever would wait for it.
+//! Who does a partition's work: threads of its own, threads that many share, or, in a simulation, whoever would wait for it.
 
+use std::collections::VecDeque;
 use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::hands::{Desk, Hand};
+use super::reply;
 #[cfg(feature = "sim")]
 use super::stepper::{Stepper, TaskId};
 use super::upkeep::Worker;
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::io::{Disk, Process};
+use crate::record::to_usize;
 
 /// Who runs writers and upkeep.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +24,8 @@ pub(crate) enum Workers {
     /// A thread for each.
     #[default]
     Threads,
+    /// A few threads for all.
+    Shared(Arc<Crew>),
     /// Nobody, until somebody steps them or waits for them.
     #[cfg(feature = "sim")]
     Stepped(Stepper),
@@ -23,15 +35,71 @@ pub(crate) enum Workers {
 #[derive(Debug)]
 pub(super) enum AtWork {
     Thread(Option<JoinHandle<()>>),
+    Shared(Arc<Bench>, Arc<Errand>),
     #[cfg(feature = "sim")]
     Stepped(Stepper, TaskId),
 }
 
 impl Workers {
+    /// So many threads for the writers of all partitions, each pinned to the CPU that `next_core` gives it, and as many for upkeep, but two
+    /// at least: one long job, the checksum of a log, holds up no other.
+    ///
+    /// # Errors
+    /// What the system says to the threads, or to a ring.
+    pub(crate) fn shared(
+        disk: &Arc<dyn Disk>,
+        clock: &Arc<dyn Clock>,
+        dir: &Path,
+        writers: u32,
+        next_core: impl Fn() -> Option<core_affinity::CoreId>,
+    ) -> Result<Self> {
+        let process = Process::current().map_err(Error::io("look out for forks of", dir))?;
+        // What was started is ended with the crew, also where the rest cannot be.
+        let crew = Crew {
+            process,
+            bench: Arc::default(),
+            desks: (0..writers).map(|_| Desk::new()).collect(),
+            threads: Mutex::default(),
+            turn: AtomicU32::new(0),
+        };
+        for (number, desk) in crew.desks.iter().enumerate() {
+            let (ready, started) = reply::pair();
+            let (core, disk, clock, desk) = (next_core(), Arc::clone(disk), Arc::clone(clock), Arc::clone(desk));
+            let body = move || {
+                super::pin(core);
+                match Hand::new(&*disk, clock, desk) {
+                    Ok(hand) => {
+                        drop(disk);
+                        ready.send(Ok(()));
+                        hand.work();
+                    }
+                    Err(error) => ready.send(Err(error)),
+                }
+            };
+            let thread = thread::Builder::new().name(format!("log writer {number}")).spawn(body);
+            crew.threads().push(thread.map_err(Error::io("start a writer thread for", dir))?);
+            let started = started.wait().unwrap_or_else(|| Err(io::Error::other("it ended while it started")));
+            started.map_err(Error::io("make a ring for", dir))?;
+        }
+        for _ in 0..writers.max(2) {
+            let bench = Arc::clone(&crew.bench);
+            let thread = thread::Builder::new().name("log upkeep".to_owned()).spawn(move || bench.work());
+            crew.threads().push(thread.map_err(Error::io("start an upkeep thread for", dir))?);
+        }
+        Ok(Self::Shared(Arc::new(crew)))
+    }
+
+    /// Ends the threads that the partitions shared, once they are closed.
+    pub(crate) fn end(&self) {
+        if let Self::Shared(crew) = self {
+            crew.end();
+        }
+    }
+
     /// To be called before a wait: where no thread does what is waited for, it is done here, until it is `ready`.
     pub(super) fn work_until(&self, ready: impl Fn() -> bool) {
         match self {
-            Self::Threads => drop(ready),
+            Self::Threads | Self::Shared(_) => drop(ready),
             #[cfg(feature = "sim")]
             Self::Stepped(stepper) => stepper.work_until(ready),
         }
@@ -41,7 +109,7 @@ impl Workers {
     /// where threads do it: wait yourself.
     pub(super) fn work_for(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) -> Option<bool> {
         match self {
-            Self::Threads => {
+            Self::Threads | Self::Shared(_) => {
                 drop((timeout, ready));
                 None
             }
@@ -57,6 +125,10 @@ impl Workers {
                 let thread = thread::Builder::new().name("log upkeep".to_owned()).spawn(move || worker.work())?;
                 Ok(AtWork::Thread(Some(thread)))
             }
+            Self::Shared(crew) => {
+                let errand = Errand { worker: Mutex::new(Some(worker)), called: AtomicBool::new(false) };
+                Ok(AtWork::Shared(Arc::clone(&crew.bench), Arc::new(errand)))
+            }
             #[cfg(feature = "sim")]
             Self::Stepped(stepper) => Ok(AtWork::Stepped(stepper.clone(), stepper.add_upkeep(worker))),
         }
@@ -64,6 +136,13 @@ impl Workers {
 }
 
 impl AtWork {
+    /// There is a job for it.
+    pub(super) fn call(&self) {
+        if let Self::Shared(bench, errand) = self {
+            bench.call(errand);
+        }
+    }
+
     /// Ends the work, once the jobs' sender is gone.
     pub(super) fn finish(&mut self) {
         match self {
@@ -72,8 +151,137 @@ impl AtWork {
                     let _ = thread.join();
                 }
             }
+            Self::Shared(_, errand) => {
+                // Waits for the job that is being done. What is left is done here, in its order.
+                let worker = errand.worker().take();
+                if let Some(mut worker) = worker {
+                    while worker.work_once() {}
+                }
+            }
             #[cfg(feature = "sim")]
             Self::Stepped(stepper, task) => stepper.finish(*task),
+        }
+    }
+}
+
+/// The threads that the partitions of a broker share.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    process: Process,
+    desks: Vec<Arc<Desk>>,
+    bench: Arc<Bench>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Which desk the next partition gets.
+    turn: AtomicU32,
+}
+
+impl Crew {
+    /// The desk of the next partition.
+    pub(super) fn desk(&self) -> &Arc<Desk> {
+        let turn = to_usize(self.turn.fetch_add(1, Ordering::Relaxed).into());
+        &self.desks[turn % self.desks.len()]
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        self.desks.iter().for_each(|desk| desk.close());
+        self.bench.close();
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
+            // One of them may be the last to let go of what belongs to a partition; it ends by itself.
+            if thread.thread().id() != thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A child has none of the threads; they may have been at a desk or at the bench when they were left behind, and held its lock.
+            let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget((std::mem::take(&mut self.desks), Arc::clone(&self.bench), std::mem::take(threads)));
+            return;
+        }
+        self.end();
+    }
+}
+
+/// Where upkeep's threads take their jobs from.
+#[derive(Debug, Default)]
+pub(super) struct Bench {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    errands: VecDeque<Arc<Errand>>,
+    closed: bool,
+}
+
+/// The upkeep of one partition: one thread at a time is at it.
+#[derive(Debug)]
+pub(super) struct Errand {
+    /// Until it is finished.
+    worker: Mutex<Option<Worker>>,
+    /// Whether it waits for a thread, or one is at it.
+    called: AtomicBool,
+}
+
+impl Errand {
+    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
+        // A panic of a job is caught by the worker.
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Bench {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No job is missed: (1) whoever calls has sent its job, then swaps `called`; (2) the thread that did a job clears `called`, then looks for
+    /// more. All are sequentially consistent: either the caller finds it cleared, or the thread sees the job.
+    fn call(&self, errand: &Arc<Errand>) {
+        if !errand.called.swap(true, Ordering::SeqCst) {
+            self.waiting().errands.push_back(Arc::clone(errand));
+            self.changed.notify_one();
+        }
+    }
+
+    fn close(&self) {
+        self.waiting().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Does jobs, one of each partition in turn, until the bench is closed.
+    fn work(&self) {
+        loop {
+            let errand = {
+                let mut waiting = self.waiting();
+                loop {
+                    if let Some(errand) = waiting.errands.pop_front() {
+                        break errand;
+                    }
+                    if waiting.closed {
+                        return;
+                    }
+                    waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            if let Some(worker) = &mut *errand.worker() {
+                worker.work_once();
+            }
+            errand.called.store(false, Ordering::SeqCst);
+            let has_more = errand.worker().as_ref().is_some_and(|worker| !worker.is_idle());
+            if has_more {
+                self.call(&errand);
+            }
         }
     }
 }

@@ -17,6 +17,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ use crate::config::{Durability, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::transfer::{self, Place, Transfers, write_all_at, write_blocks_at};
-use crate::io::{Action, BLOCK, File, Slot, Token};
+use crate::io::{Action, BLOCK, Buffer, Disk, File, RingConfig, Slot, Token};
 use crate::record::{Batch, to_u64, to_usize};
 use crate::segment::{IndexEntry, Kind, Segment, is_indexed};
 
@@ -54,7 +55,10 @@ const ROLL_PATIENCE: Duration = Duration::from_secs(10);
 const COMMIT: Token = Token(0);
 
 /// Operations that a writer has in flight at most.
-pub(super) const DEPTH: u32 = 1;
+const DEPTH: u32 = 1;
+
+/// A writer that had nothing to do for so long gives back what it holds for its commits: memory, ring, upkeep's thread.
+const REST: Duration = Duration::from_secs(5);
 
 /// What the loop is to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +67,8 @@ pub(super) enum Step {
     Again,
     /// Wait there for its completion or for the bell, which rings for what is worth hearing, or until that time.
     Wait(Where, Hearing, Option<Duration>),
+    /// Let go of what the next commit can do without, on the writer's own thread.
+    Rest,
     /// Closed.
     End,
 }
@@ -72,8 +78,7 @@ pub(super) enum Step {
 pub(super) enum Pause {
     /// To wait for the bell there, at most so long.
     Wait(Where, Option<Duration>),
-    /// Stepped: to let others take a step. No thread would do that.
-    #[cfg(feature = "sim")]
+    /// To let others take a step, where there are any.
     BetweenSteps,
     /// Closed.
     End,
@@ -134,9 +139,47 @@ enum Pending {
 
 /// The ring, and the active log's place in it.
 #[derive(Debug)]
-pub(super) struct InRing {
-    pub(super) transfers: Transfers,
-    pub(super) slot: Slot,
+struct InRing {
+    transfers: Transfers,
+    slot: Slot,
+}
+
+impl InRing {
+    /// Makes a ring with so many regions of so many bytes, as far as they can be registered, on the thread that will use it.
+    fn make(disk: &dyn Disk, (buffers, buffer_bytes): (usize, usize), log: &Arc<dyn File>) -> io::Result<(Self, Vec<Buffer>)> {
+        let config = RingConfig { depth: DEPTH, files: 2, register_files: true, buffers, buffer_bytes, one_thread: true };
+        let mut transfers = Transfers::new(disk.ring(&config)?);
+        let slot = transfers.attach(Arc::clone(log))?;
+        let regions = transfers.take_buffers();
+        Ok((Self { transfers, slot }, regions))
+    }
+}
+
+/// What a writer finds at a thread that works for others as well.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Company {
+    /// Whether the thread's ring has a place for a write.
+    pub(super) has_place: bool,
+    /// Whether others have something to do, which they would not while this writer waits for its write.
+    pub(super) is_there: bool,
+}
+
+/// A write that the thread is to start, past the page cache. What comes of it is given to the writer's next turn.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) log: Arc<dyn File>,
+    pub(super) durable: bool,
+    pub(super) position: u64,
+    pub(super) buffer: Buffer,
+    pub(super) range: Range<usize>,
+}
+
+/// How a writer is at work on a thread that it shares.
+#[derive(Debug)]
+struct Shares {
+    company: Company,
+    outgoing: Option<Outgoing>,
+    landed: Option<transfer::Done>,
 }
 
 /// What upkeep was begun and not ended.
@@ -172,15 +215,23 @@ pub(super) struct Writer {
     /// Nothing more is taken from the queue until that is done.
     pending: Option<Pending>,
     shared: Arc<Shared>,
+    bell: Arc<Bell>,
     clock: Arc<dyn Clock>,
     active: Active,
     /// The next segment, if it was made ahead.
     prepared: Option<Prepared>,
     /// Whether it is to be made: not again before the next roll if there was no room for it.
     may_prepare: bool,
-    /// None where every write is a plain call.
+    /// Made with its first use, and dropped when the partition rests.
     ring: Option<InRing>,
+    /// False where every write is a plain call.
+    may_use_ring: bool,
+    /// There if its thread works for others as well, and has the ring.
+    shares: Option<Shares>,
     memory: Memory,
+    /// When the last commit was completed, and whether the partition came to rest since.
+    last_use: Duration,
+    rests: bool,
     /// The bytes of the block in which the next commit begins, before its first record.
     last_block: Vec<u8>,
     /// Whether it was not read yet: only the first append needs it.
@@ -225,13 +276,15 @@ impl Writer {
         clock: Arc<dyn Clock>,
         wait: WaitStrategy,
         (inbox, bell): (Inbox, Arc<Bell>),
-        (ring, memory): (Option<InRing>, Memory),
         start: Appender,
-    ) -> Result<Self> {
+        shares_thread: bool,
+    ) -> Self {
         let Appender { active, next_offset, last_timestamp, first_timestamp } = start;
         let age = age_since(&*clock, first_timestamp);
+        let shares = shares_thread.then(|| Shares { company: Company { has_place: false, is_there: false }, outgoing: None, landed: None });
         let pending_entries = active.segment.pending().len();
-        Ok(Self {
+        let (regions, region_bytes) = shared.regions();
+        Self {
             inbox,
             carried: None,
             open: None,
@@ -244,8 +297,12 @@ impl Writer {
             clock,
             prepared: None,
             may_prepare: true,
-            ring,
-            memory,
+            ring: None,
+            may_use_ring: active.direct && shared.disk.rings_overlap(),
+            shares,
+            memory: Memory::new(Arc::clone(&shared.buffers), regions, region_bytes),
+            last_use: Duration::ZERO,
+            rests: true,
             last_block: Vec::new(),
             owes_last_block: active.direct,
             end: active.segment.appended(),
@@ -264,16 +321,17 @@ impl Writer {
             owes_first_entry: !active.index.has_entries(),
             spare_lists: Vec::new(),
             watches: match wait {
-                WaitStrategy::Block => Duration::ZERO,
-                WaitStrategy::Spin(time) => time,
+                WaitStrategy::Spin(time) if !shares_thread => time,
+                WaitStrategy::Block | WaitStrategy::Spin(_) => Duration::ZERO,
             },
             watch_until: Duration::ZERO,
             parked_until: None,
             under_way: UnderWay::default(),
-            upkeep: Upkeep::new(Arc::clone(&shared), bell),
+            upkeep: Upkeep::new(Arc::clone(&shared), Arc::clone(&bell)),
             active,
+            bell,
             shared,
-        })
+        }
     }
 
     /// Does what can be done now.
@@ -299,12 +357,15 @@ impl Writer {
 
     /// Whether nothing is in its way any more.
     fn may_perform(&self, pending: &Pending) -> bool {
-        let nothing_half_done = self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.finished.is_empty();
-        nothing_half_done
+        self.has_nothing_half_done()
             && match pending {
                 Pending::Roll(_) => self.may_roll(),
                 Pending::TruncateAfter(..) | Pending::Close(_) => self.upkeep.is_idle(),
             }
+    }
+
+    fn has_nothing_half_done(&self) -> bool {
+        self.flight.is_none() && self.open.is_none() && self.carried.is_none() && self.finished.is_empty()
     }
 
     /// Does what was waited for with all else.
@@ -358,6 +419,7 @@ impl Writer {
                     }
                     Some(pause) => return Ok(pause),
                 },
+                Step::Rest => self.rest(),
                 Step::End => return Ok(Pause::End),
             }
         }
@@ -369,9 +431,34 @@ impl Writer {
         if !goes_on || self.flight.is_some() {
             self.inbox.stop_listening();
         }
+        self.one_step()
+    }
+
+    /// One step, for a thread that has other writers to serve.
+    ///
+    /// # Errors
+    /// As for [`Self::step`].
+    pub(super) fn work_in_turn(&mut self, company: Company, landed: Option<transfer::Done>) -> Result<Pause> {
+        let shares = self.shares.as_mut().expect("only a writer that shares its thread takes turns");
+        shares.company = company;
+        shares.landed = landed;
+        self.inbox.stop_listening();
+        self.one_step()
+    }
+
+    /// The write that the last turn left to the thread.
+    pub(super) fn take_outgoing(&mut self) -> Option<Outgoing> {
+        self.shares.as_mut()?.outgoing.take()
+    }
+
+    fn one_step(&mut self) -> Result<Pause> {
         Ok(match self.step()? {
             Step::Again => Pause::BetweenSteps,
             Step::Wait(place, hearing, until) => self.pause(place, hearing, until).unwrap_or(Pause::BetweenSteps),
+            Step::Rest => {
+                self.rest();
+                Pause::BetweenSteps
+            }
             Step::End => Pause::End,
         })
     }
@@ -438,6 +525,10 @@ impl Writer {
     pub(super) fn commit(&mut self, batch: Batch, answer: Answerer<Answer>) -> Result<bool> {
         // What comes from here on finds the writer at work.
         self.inbox.hand_over();
+        if let Some(shares) = &mut self.shares {
+            // The ring is not this thread's.
+            shares.company.has_place = false;
+        }
         let carried = self.carry(batch, answer);
         self.place(carried)?;
         self.launch()?;
@@ -482,7 +573,32 @@ impl Writer {
         });
         // Once it is due, the segment that it waits for is being made.
         let roll = self.roll_at().filter(|at| *at > now);
-        Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, note, sync, roll].into_iter().flatten().min()))
+        let can_rest =
+            self.has_what_it_can_do_without() && self.index_since.is_none() && self.has_nothing_half_done() && self.upkeep.is_idle();
+        let rest = can_rest.then(|| self.last_use + REST);
+        if rest.is_some_and(|due| due <= now) {
+            return Ok(Step::Rest);
+        }
+        Ok(Step::Wait(Where::Parked, Hearing::Anything, [linger, index, note, sync, roll, rest].into_iter().flatten().min()))
+    }
+
+    // ---------------------------------------------------------------- at rest
+
+    fn has_what_it_can_do_without(&self) -> bool {
+        !self.rests || self.upkeep.is_started()
+    }
+
+    /// Lets go of what only a busy partition needs. A ring is its thread's, and so are its end and that of upkeep's thread.
+    fn rest(&mut self) {
+        self.rests = true;
+        self.ring = None;
+        self.bell.set_ring(None);
+        self.memory.rest(&self.shared.recent);
+        self.upkeep.rest();
+        self.inbox.rest();
+        self.active.index.rest();
+        (self.crowd, self.spare_lists, self.unanswered) = (Crowd::new(), Vec::new(), Vec::new());
+        (self.syncs, self.finished) = (Vec::new(), VecDeque::new());
     }
 
     // ---------------------------------------------------------------- taking messages
@@ -742,6 +858,35 @@ impl Writer {
         self.came_meanwhile >= WORTH_WAKING
     }
 
+    /// Whether the next write is left to a ring. A shared thread has more to do meanwhile than this writer knows.
+    fn writes_by_ring(&mut self) -> bool {
+        match &self.shares {
+            None => self.has_something_to_do_meanwhile() && self.has_ring(),
+            Some(Shares { company, .. }) => company.has_place && (company.is_there || self.has_something_to_do_meanwhile()),
+        }
+    }
+
+    /// Whether there is a ring; one that is missing is made. What a ring does a plain call does as well: one that cannot be had is no
+    /// error.
+    fn has_ring(&mut self) -> bool {
+        if self.ring.is_none() && self.may_use_ring {
+            match InRing::make(&*self.shared.disk, self.memory.held(), &self.active.log) {
+                Ok((mut ring, regions)) => {
+                    if self.memory.holds_regions() {
+                        self.memory.replace(&self.shared.recent, regions);
+                    }
+                    self.bell.set_ring(Some(ring.transfers.waker()));
+                    self.ring = Some(ring);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, path = %self.shared.dir.display(), "no ring is to be had; writing by plain calls");
+                    self.may_use_ring = false;
+                }
+            }
+        }
+        self.ring.is_some()
+    }
+
     /// Starts the open commit's write if it is due and nothing is in its way.
     fn launch(&mut self) -> Result<()> {
         if self.flight.is_some() || !self.open_is_due() {
@@ -749,7 +894,7 @@ impl Writer {
         }
         let direct = self.active.direct;
         // Buffered writes through a ring go to kernel workers, at a multiple of the call's own cost.
-        let by_ring = direct && self.ring.is_some() && self.has_something_to_do_meanwhile();
+        let by_ring = direct && self.writes_by_ring();
         if !by_ring {
             // They need not wait for the call.
             self.answer();
@@ -771,18 +916,28 @@ impl Writer {
         if !guard::stands(Guard::AnswersAfterWrites) {
             commit.lists.waiters.drain(..).for_each(|Waiter { answer, offsets }| answer.send(Ok(offsets)));
         }
-        match (&mut self.ring, memory) {
-            (Some(ring), commit::Memory::Buffer(buffer)) if by_ring => {
+        match memory {
+            commit::Memory::Buffer(buffer) if by_ring => {
                 self.flight = Some(commit);
-                let place = Place { slot: ring.slot, position, direct };
-                ring.transfers.start(COMMIT, Action::Write { durable }, place, buffer, range);
+                self.start(durable, position, buffer, range);
                 Ok(())
             }
-            (_, memory) => {
+            memory => {
                 let write = if direct { write_blocks_at } else { write_all_at };
                 let result = write(&*self.active.log, &memory[range], position, durable);
                 self.complete(commit, memory, result)
             }
+        }
+    }
+
+    /// Has the ring write, the writer's own or its thread's.
+    fn start(&mut self, durable: bool, position: u64, buffer: Buffer, range: Range<usize>) {
+        if let Some(shares) = &mut self.shares {
+            shares.outgoing = Some(Outgoing { log: Arc::clone(&self.active.log), durable, position, buffer, range });
+        } else {
+            let ring = self.ring.as_mut().expect("what is left to a ring has one");
+            let place = Place { slot: ring.slot, position, direct: true };
+            ring.transfers.start(COMMIT, Action::Write { durable }, place, buffer, range);
         }
     }
 
@@ -801,6 +956,10 @@ impl Writer {
     }
 
     fn reap(&mut self) -> Result<()> {
+        if let Some(transfer::Done { result, buffer, .. }) = self.shares.as_mut().and_then(|shares| shares.landed.take()) {
+            let commit = self.flight.take().expect("only a commit in flight lands");
+            self.complete(commit, commit::Memory::Buffer(buffer), result.map(|_| ()))?;
+        }
         while let Some(ring) = &mut self.ring
             && let Some(transfer::Done { result, buffer, .. }) =
                 ring.transfers.next().map_err(Error::io("reap completions of", &self.shared.dir))?
@@ -838,9 +997,10 @@ impl Writer {
             commit::Memory::Buffer(buffer) => self.memory.give_back(buffer),
             commit::Memory::Batch(batch) => self.inbox.give_back(batch),
         }
-        let now = self.clock.monotonic();
-        self.zero_ahead.commit(commit.bytes(), now.saturating_sub(begun), space);
-        self.age.get_or_insert((now, Duration::ZERO));
+        self.last_use = self.clock.monotonic();
+        self.rests = false;
+        self.zero_ahead.commit(commit.bytes(), self.last_use.saturating_sub(begun), space);
+        self.age.get_or_insert((self.last_use, Duration::ZERO));
         self.active.zeroed = self.active.zeroed.max(written_end);
         if self.under_way.names {
             self.finished.push_back(commit);
@@ -946,8 +1106,10 @@ impl Writer {
         if self.pending.is_some() || !self.zero_ahead.has_begun() {
             return Ok(());
         }
-        // The first commit is always this thread's own, for it needs room; a producer's thread starts none.
-        self.upkeep.start()?;
+        // The first commit is always this thread's own, for it needs room, and so is the first after a rest; a producer's thread starts none.
+        if !self.rests {
+            self.upkeep.start()?;
+        }
         if self.pending_entries >= PENDING_ENTRIES && !self.under_way.index && !self.active.index.failed() {
             self.begin_index()?;
         }

@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::config::{MAX_PARTITIONS, Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Lock};
-use crate::partition::{self, Partition, PartitionDescription, PartitionReport, Placement, Workers};
+use crate::partition::{self, BufferBudget, Partition, PartitionDescription, PartitionReport, Placement, Workers};
 use crate::record::{Batch, to_usize};
 use crate::segment;
 
@@ -94,6 +94,7 @@ pub(crate) struct Surroundings {
     pub(crate) lock: Arc<dyn Lock>,
     pub(crate) cores: Cores,
     pub(crate) workers: Workers,
+    pub(crate) buffers: Arc<BufferBudget>,
     pub(crate) wait: WaitStrategy,
     pub(crate) opening: Opening,
 }
@@ -106,7 +107,7 @@ pub(crate) struct Cores {
 }
 
 impl Cores {
-    fn next(&self) -> Option<core_affinity::CoreId> {
+    pub(crate) fn next(&self) -> Option<core_affinity::CoreId> {
         let count = u32::try_from(self.cores.len()).ok().filter(|&count| count > 0)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % count;
         self.cores.get(to_usize(turn.into())).copied()
@@ -337,8 +338,8 @@ fn open_partition(
     config: &TopicConfig,
 ) -> Result<(Partition, PartitionReport)> {
     let lock = Arc::clone(&around.lock);
-    let (core, workers) = (around.cores.next(), around.workers.clone());
-    let placement = Placement { topic: topic.to_owned(), number, core, wait: around.wait, lock, workers };
+    let (core, workers, buffers) = (around.cores.next(), around.workers.clone(), Arc::clone(&around.buffers));
+    let placement = Placement { topic: topic.to_owned(), number, core, wait: around.wait, lock, workers, buffers };
     let dir = dir.join(number.to_string());
     Partition::open(Arc::clone(&around.disk), Arc::clone(&around.clock), &dir, config.clone(), around.opening, placement)
 }

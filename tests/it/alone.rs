@@ -10,7 +10,7 @@ use std::time::Duration;
 use sapwood::clock::{Clock, SystemClock};
 use sapwood::io::OsDisk;
 use sapwood::io::sim::{Effect, Fault, OpKind, SimDisk};
-use sapwood::{Batch, Broker, BrokerConfig, Durability, Error, Partition, TopicConfig, WaitStrategy};
+use sapwood::{Batch, Broker, BrokerConfig, Durability, Error, Partition, TopicConfig, WaitStrategy, Writers};
 
 use crate::oracle::assert_closed;
 use crate::sim;
@@ -66,6 +66,8 @@ fn a_producer_that_is_alone_commits_on_its_own_thread_and_sees_its_record() {
                 let config = BrokerConfig { wait, ..config(backend, topic.clone()) };
                 let broker = Broker::open_on(disk, clock.clone(), data.path(), config).unwrap();
                 let partition = broker.create_topic(TOPIC, topic).unwrap().partition(0).unwrap();
+                // Opening asked what time it is.
+                clock.take();
                 // The first append makes room, which is the writer's.
                 assert_eq!(partition.append(one(b"first")).unwrap().wait().unwrap(), 0..1);
                 assert!(!clock.take().contains(&thread::current().id()));
@@ -186,7 +188,8 @@ fn the_writers_own_thread_sleeps_through_such_commits() {
     // The kernel shows 15 bytes of a thread's name, and tells how often it went to sleep.
     const THREAD: &str = "log sleepers/0";
     let sim = SimDisk::new(seed());
-    let broker = sim::open(&sim);
+    let config = BrokerConfig { writers: Writers::PerPartition, ..config(sapwood::Backend::Auto, sim::tiny(270)) };
+    let broker = Broker::open_on(Arc::new(sim.clone()), Arc::new(sapwood::clock::SystemClock::new()), sim::DATA, config).unwrap();
     let partition = broker.create_topic("sleepers", TopicConfig::default()).unwrap().partition(0).unwrap();
     let sleeps = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());

@@ -10,7 +10,7 @@ use sapwood::{Backend, Broker, Error, TopicConfig};
 use serde_json::{Value, json};
 
 use crate::support::{append, config, open, partition_of};
-use crate::{environment, fork, kill, lengths, limits};
+use crate::{environment, fork, kill, lengths, limits, many};
 
 const ROLE: &str = "SAPWOOD_IT_ROLE";
 const ARGUMENTS: &str = "SAPWOOD_IT_ARGUMENTS";
@@ -182,6 +182,10 @@ fn entry() {
         "no uring" => environment::no_uring_role(),
         "signals" => environment::signals_role(),
         "few files" => limits::few_files_role(),
+        "rest" => many::rest_role(),
+        "little locked memory" => many::little_locked_memory_role(),
+        "few descriptors" => many::few_descriptors_role(),
+        "coming and going" => many::coming_and_going_role(),
         "small files" => limits::small_files_role(),
         other => panic!("no role is called {other}"),
     }

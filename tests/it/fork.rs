@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sapwood::{Batch, Broker, Durability, Error, Partition, ReadMode, ReaderConfig, TopicConfig};
+use sapwood::{Batch, Broker, BrokerConfig, Durability, Error, Partition, ReadMode, ReaderConfig, TopicConfig, Writers};
 use serde_json::json;
 
 use crate::child::{self, Child, backend, backend_name, say};
@@ -90,7 +90,12 @@ fn try_everything(broker: Broker, partition: Partition, elsewhere: &Path) {
 /// A parent that forks while it is idle, while it appends, and while readers and tails are open.
 pub fn fork_role() {
     let topic: TopicConfig = serde_json::from_value(child::argument("topic")).unwrap();
-    let (broker, partition) = create(Path::new(&child::text("data")), backend(), &topic);
+    let writers = match child::argument("writers").as_u64().unwrap() {
+        0 => Writers::PerPartition,
+        threads => Writers::Shared(threads as u32),
+    };
+    let broker = Broker::open(child::text("data"), BrokerConfig { writers, ..config(backend(), topic.clone()) }).unwrap();
+    let partition = broker.create_topic(TOPIC, topic).unwrap().partition(0).unwrap();
     // Opened on one thread and used from another.
     std::thread::scope(|scope| {
         scope.spawn(|| (0..20).for_each(|number| assert_eq!(append(&partition, b"k", b"before"), number)));
@@ -163,23 +168,37 @@ pub fn fork_role() {
     assert_eq!(broker.topics(), [TOPIC]);
     drop((readers, tail, partition));
     broker.close().unwrap();
+    drop_threads_of_nobody(Path::new(&child::text("data")), writers);
     say(&rows.len().to_string());
+}
+
+/// A broker without partitions: the threads that wait for some are the only thing that a child could end.
+fn drop_threads_of_nobody(data: &Path, writers: Writers) {
+    let settings = BrokerConfig { writers, retention_every: None, ..config(backend(), small()) };
+    let held = std::cell::RefCell::new(Some(Broker::open(data.with_extension("empty"), settings).unwrap()));
+    in_a_child(|| drop(held.take()));
+    let broker = held.take().unwrap();
+    let partition = broker.create_topic(TOPIC, small()).unwrap().partition(0).unwrap();
+    assert_eq!(append(&partition, b"k", b"of the parent"), 0);
+    drop(partition);
+    broker.close().unwrap();
 }
 
 #[test]
 fn b142_a_forked_child_gets_errors_and_the_parent_does_not_notice() {
     each_backend(|backend| {
-        for durability in [Durability::Durable, Durability::Os] {
+        for (durability, writers) in [(Durability::Durable, 0), (Durability::Os, 0), (Durability::Durable, 2), (Durability::Os, 1)] {
             let data = scratch();
             let topic = TopicConfig { durability, segment_bytes: 200_000, ..small() };
-            let arguments = json!({ "data": data.path(), "backend": backend_name(backend), "topic": topic });
+            let at = data.path().join("data");
+            let arguments = json!({ "data": at, "backend": backend_name(backend), "topic": topic, "writers": writers });
             let mut child = Child::start("fork", &arguments);
             let records: usize = child.expect_line().parse().unwrap();
             assert!(child.finish().success());
-            let broker = open(data.path(), backend, &topic);
+            let broker = open(&at, backend, &topic);
             assert_eq!(read_all(&partition_of(&broker)).len(), records);
             broker.close().unwrap();
-            assert_closed(&partition_dir(data.path()), 1);
+            assert_closed(&partition_dir(&at), 1);
         }
     });
 }

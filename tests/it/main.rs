@@ -43,6 +43,7 @@ mod layers;
 mod lengths;
 mod limits;
 mod locking;
+mod many;
 mod missing;
 mod moving;
 mod offsets;

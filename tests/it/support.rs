@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sapwood::clock::Clock;
 use sapwood::{
-    Backend, Batch, Broker, BrokerConfig, OwnedRecord, Partition, PartitionReport, Pinning, ReaderConfig, TopicConfig, Visibility,
+    Backend, Batch, Broker, BrokerConfig, OwnedRecord, Partition, PartitionReport, Pinning, ReaderConfig, TopicConfig, Visibility, Writers,
 };
 use tempfile::TempDir;
 
@@ -50,7 +50,15 @@ pub fn segments_of(segment_bytes: u64) -> TopicConfig {
 
 /// A broker's settings, with those that topics without stored ones get.
 pub fn config(backend: Backend, fallback: TopicConfig) -> BrokerConfig {
-    BrokerConfig { backend, pinning: Pinning::None, fallback, ..BrokerConfig::default() }
+    BrokerConfig { backend, pinning: Pinning::None, writers: writers(), fallback, ..BrokerConfig::default() }
+}
+
+/// A thread for each partition, or so many for all as SAPWOOD_TEST_WRITERS says: the suite holds for both.
+fn writers() -> Writers {
+    match std::env::var("SAPWOOD_TEST_WRITERS") {
+        Ok(threads) => Writers::Shared(threads.parse().expect("SAPWOOD_TEST_WRITERS is a number")),
+        Err(_) => Writers::PerPartition,
+    }
 }
 
 /// Opens a data directory for topics of that kind.

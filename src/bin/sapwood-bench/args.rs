@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sapwood::{Backend, ReadMode};
+use sapwood::{Backend, ReadMode, Writers};
 
 use crate::units::{parse_duration, parse_size, parse_some_duration};
 
@@ -107,6 +107,24 @@ impl From<ReadModeArg> for ReadMode {
     }
 }
 
+/// `per-partition` or `shared:N`.
+fn parse_writers(text: &str) -> Result<Writers, String> {
+    let threads = text.strip_prefix("shared:").and_then(|threads| threads.parse().ok());
+    match (text, threads) {
+        ("per-partition", _) => Ok(Writers::PerPartition),
+        (_, Some(threads)) if (1..=1024).contains(&threads) => Ok(Writers::Shared(threads)),
+        _ => Err("per-partition, or shared:N with N from 1 to 1024".to_owned()),
+    }
+}
+
+/// The name on the command line.
+pub fn writers_name(writers: Writers) -> String {
+    match writers {
+        Writers::PerPartition => "per-partition".to_owned(),
+        Writers::Shared(threads) => format!("shared:{threads}"),
+    }
+}
+
 /// Puts load on a sapwood commit log, reads every acknowledged record back, and reports.
 ///
 /// Without anything: one producer appends 1 kB records for 10 s, each durable before the next, into a directory
@@ -167,9 +185,12 @@ pub struct RunArgs {
     /// The topic to make; none of that name may be there
     #[arg(long, value_name = "NAME", default_value = "bench", help_heading = "Log")]
     pub topic: String,
-    /// Partitions of the topic, each with a writer thread of its own
+    /// Partitions of the topic
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536), help_heading = "Log")]
     pub partitions: u32,
+    /// Writer threads: per-partition, or shared:N for N that all partitions share
+    #[arg(long, value_name = "HOW", default_value = "per-partition", value_parser = parse_writers, help_heading = "Log")]
+    pub writers: Writers,
     /// What an answered append survives
     #[arg(long, value_enum, default_value_t = DurabilityArg::Durable, help_heading = "Log")]
     pub durability: DurabilityArg,
@@ -350,6 +371,13 @@ mod tests {
     }
 
     #[test]
+    fn writers_go_by_the_names_that_the_report_gives_them() {
+        for writers in [Writers::PerPartition, Writers::Shared(1), Writers::Shared(1024)] {
+            assert_eq!(parse(&["--writers", &writers_name(writers)]).unwrap().writers, writers);
+        }
+    }
+
+    #[test]
     fn wrong_values_are_refused() {
         let wrong = [
             ["--producers", "0"],
@@ -363,6 +391,10 @@ mod tests {
             ["--record-bytes", "1k"],
             ["--durability", "maybe"],
             ["--backend", "sim"],
+            ["--writers", "shared"],
+            ["--writers", "shared:0"],
+            ["--writers", "shared:1025"],
+            ["--writers", "2"],
             ["--index-interval", "0"],
             ["--consumers", "0"],
             ["--read", "backwards"],

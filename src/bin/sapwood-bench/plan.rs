@@ -59,7 +59,7 @@ impl Plan {
                 records: args.records,
             },
             rate: args.rate,
-            broker: BrokerConfig { backend: args.backend.into(), ..BrokerConfig::default() },
+            broker: BrokerConfig { backend: args.backend.into(), writers: args.writers, ..BrokerConfig::default() },
             topic,
             append_bytes: payload.average().saturating_add(header).saturating_mul(args.batch_records),
             payload,

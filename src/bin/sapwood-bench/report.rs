@@ -126,6 +126,7 @@ impl Loop {
 pub struct LoadShape {
     pub topic: String,
     pub partitions: u32,
+    pub writers: String,
     pub producers: u32,
     /// Null where the values are the lines of a file.
     pub record_bytes: Option<u64>,
@@ -450,6 +451,7 @@ mod tests {
             load: LoadShape {
                 topic: "bench".to_owned(),
                 partitions: 1,
+                writers: "per-partition".into(),
                 producers: 2,
                 record_bytes: Some(1000),
                 input: None,

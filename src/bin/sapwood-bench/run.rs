@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use sapwood::{Broker, Error, Partition, Topic};
 
-use crate::args::{ReadArg, RunArgs};
+use crate::args::{ReadArg, RunArgs, writers_name};
 use crate::check::Findings;
 use crate::floor::{self, Floor};
 use crate::host::Host;
@@ -190,6 +190,7 @@ impl Run<'_> {
         LoadShape {
             topic: args.topic.clone(),
             partitions: args.partitions,
+            writers: writers_name(args.writers),
             producers: args.producers,
             record_bytes: args.input.is_none().then_some(args.record_bytes),
             input: args.input.as_ref().map(|path| path.display().to_string()),

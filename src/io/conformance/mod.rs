@@ -224,4 +224,4 @@ fn kind<T: std::fmt::Debug>(result: io::Result<T>) -> io::ErrorKind {
     result.unwrap_err().kind()
 }
 
-const RING: RingConfig = RingConfig { depth: 4, files: 4, buffers: 2, buffer_bytes: 8 * BLOCK, one_thread: true };
+const RING: RingConfig = RingConfig { depth: 4, files: 4, register_files: true, buffers: 2, buffer_bytes: 8 * BLOCK, one_thread: true };

@@ -88,7 +88,8 @@ fn a_process_crash_keeps_all_that_was_seen() {
 fn a_crash_ends_every_handle() {
     let (sim, file) = with_file(1, b"old");
     let other = sim.clone();
-    let mut ring = sim.ring(&RingConfig { depth: 1, files: 1, buffers: 1, buffer_bytes: 4096, one_thread: true }).unwrap();
+    let mut ring =
+        sim.ring(&RingConfig { depth: 1, files: 1, register_files: true, buffers: 1, buffer_bytes: 4096, one_thread: true }).unwrap();
     let slot = ring.attach(Arc::clone(&file)).unwrap();
     let lock = sim.lock(at("/lock")).unwrap();
     assert_eq!(sim.lock(at("/lock")).unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -266,7 +267,8 @@ fn a_failed_sync_is_not_repaired_by_the_next() {
 #[test]
 fn a_ring_passes_durability_on() {
     let (sim, file) = with_file(1, b"");
-    let mut ring = sim.ring(&RingConfig { depth: 2, files: 1, buffers: 0, buffer_bytes: 4096, one_thread: true }).unwrap();
+    let mut ring =
+        sim.ring(&RingConfig { depth: 2, files: 1, register_files: true, buffers: 0, buffer_bytes: 4096, one_thread: true }).unwrap();
     let slot = ring.attach(file).unwrap();
     for (durable, position) in [(false, 0), (true, 2)] {
         let mut buffer = Buffer::new(2).unwrap();
@@ -485,7 +487,7 @@ fn an_error_does_nothing_once() {
         errno(sim.remove_dir(at("/empty"))),
         errno(sim.sync_dir(at("/"))),
         errno(sim.lock(at("/lock"))),
-        errno(sim.ring(&RingConfig { depth: 1, files: 1, buffers: 0, buffer_bytes: 4096, one_thread: true })),
+        errno(sim.ring(&RingConfig { depth: 1, files: 1, register_files: true, buffers: 0, buffer_bytes: 4096, one_thread: true })),
     ];
     assert_eq!(file_errors.into_iter().chain(disk_errors).collect::<Vec<_>>(), (1000..1016).collect::<Vec<_>>());
     assert_eq!((names(&sim, "/"), sim.read_file(at("/f"))), ("empty f".into(), b"old".to_vec()));

@@ -21,7 +21,7 @@ fn message() -> (Message, Reply<Answer>) {
 }
 
 fn small(batches: usize) -> (Queue, Inbox, Arc<Bell>) {
-    let bell = Arc::new(Bell::new(None));
+    let bell = Arc::new(Bell::new());
     let (queue, inbox) = queue(batches, 1 << 20, Arc::clone(&bell));
     (queue, inbox, bell)
 }
@@ -82,7 +82,7 @@ fn loom_news_beside_the_queue_are_heard() {
             let (bell, news) = (Arc::clone(&bell), Arc::clone(&news));
             spawn(move || {
                 news.store(1, Ordering::Relaxed);
-                bell.ring();
+                bell.sound();
             })
         };
         loop {
