@@ -126,6 +126,10 @@ impl IndexFiles {
     /// sync failed before, they are removed, for a later sync that succeeds would not make up for it: look-ups scan the log until the next
     /// opening makes them anew.
     pub(super) fn seal(&self, disk: &dyn Disk) {
+        if self.failed() {
+            // There may have been no descriptor for just that moment, and there is no later attempt.
+            self.write(disk, u64::MAX);
+        }
         let mut state = self.state();
         let end = state.end;
         let mut sealed = || -> Result<()> {
