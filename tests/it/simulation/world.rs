@@ -404,10 +404,10 @@ impl World {
         self.stepper.settle(REST);
         self.look()?;
         let Some((partition, number)) = self.some_partition(from) else { return Ok(()) };
-        if let Err(error) = partition.roll() {
-            if !self.is_refused(from, number, &error) {
-                self.excuse("a roll failed", &error)?;
-            }
+        if let Err(error) = partition.roll()
+            && !self.is_refused(from, number, &error)
+        {
+            self.excuse("a roll failed", &error)?;
         }
         let config = self.model.topics[from].config.clone();
         if !broker.topics().iter().any(|name| name == to) {
