@@ -256,8 +256,6 @@ struct Appender {
     active: Active,
     next_offset: u64,
     last_timestamp: u64,
-    /// Of the active segment's first record, if it has one.
-    first_timestamp: Option<u64>,
 }
 
 /// What a partition needs to know of where it is.
@@ -363,8 +361,7 @@ impl Partition {
             }
         };
         active.segment.note_last_time(last_timestamp);
-        let first_timestamp = active.segment.read_first_time(&*shared.disk);
-        let start = Appender { active, next_offset, last_timestamp, first_timestamp };
+        let start = Appender { active, next_offset, last_timestamp };
         let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
         let has_moved = note::Note::Moved.read(&*shared.disk, &shared.dir).unwrap_or_else(|error| {
             tracing::warn!(%error, path = %shared.dir.display(), "whether the partition moved cannot be read; it takes appends");

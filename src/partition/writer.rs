@@ -279,8 +279,7 @@ impl Writer {
         start: Appender,
         shares_thread: bool,
     ) -> Self {
-        let Appender { active, next_offset, last_timestamp, first_timestamp } = start;
-        let age = age_since(&*clock, first_timestamp);
+        let Appender { active, next_offset, last_timestamp } = start;
         let shares = shares_thread.then(|| Shares { company: Company { has_place: false, is_there: false }, outgoing: None, landed: None });
         let pending_entries = active.segment.pending().len();
         let (regions, region_bytes) = shared.regions();
@@ -316,7 +315,7 @@ impl Writer {
             unnoted: None,
             pending_entries,
             index_since: None,
-            age,
+            age: None,
             no_roll_before: Duration::ZERO,
             owes_first_entry: !active.index.has_entries(),
             spare_lists: Vec::new(),
@@ -605,6 +604,7 @@ impl Writer {
 
     /// Puts what waits into the open commit, as far as there is room.
     fn fill(&mut self) -> Result<()> {
+        self.learn_age();
         loop {
             if let Some(carried) = self.carried.take()
                 && !self.place(carried)?
@@ -1000,7 +1000,9 @@ impl Writer {
         self.last_use = self.clock.monotonic();
         self.rests = false;
         self.zero_ahead.commit(commit.bytes(), self.last_use.saturating_sub(begun), space);
-        self.age.get_or_insert((self.last_use, Duration::ZERO));
+        if commit.start() == 0 {
+            self.age = Some((self.last_use, Duration::ZERO));
+        }
         self.active.zeroed = self.active.zeroed.max(written_end);
         if self.under_way.names {
             self.finished.push_back(commit);
@@ -1249,6 +1251,18 @@ impl Writer {
 
     // ---------------------------------------------------------------- from one segment to the next
 
+    /// Finds out how old the segment is that was there when the partition was opened or its log cut, where that matters. From then on no jump
+    /// of the wall clock changes it.
+    fn learn_age(&mut self) {
+        if self.age.is_some() || self.end == 0 || self.shared.live.segment_age().is_none() {
+            return;
+        }
+        // One whose first record cannot be read begins now.
+        let first = self.active.segment.read_first_time(&*self.shared.disk);
+        let had = first.map_or(0, |time| self.clock.wall_ns().saturating_sub(time));
+        self.age = Some((self.clock.monotonic(), Duration::from_nanos(had)));
+    }
+
     /// When the active segment will be too old for more records; that is put off where there was no room for the next.
     fn roll_at(&self) -> Option<Duration> {
         let (age, (since, had)) = (self.shared.live.segment_age()?, self.age?);
@@ -1379,8 +1393,7 @@ impl Writer {
         self.memory.forget(&self.shared.recent);
         let active = Active::open(&self.shared, segment, to_usize(cut.entries))?;
         self.attach(&active.log)?;
-        let first_timestamp = active.segment.read_first_time(&*self.shared.disk);
-        self.age = age_since(&*self.clock, first_timestamp);
+        self.age = None;
         self.last_block.clear();
         self.owes_last_block = active.direct;
         self.end = cut.position;
@@ -1424,9 +1437,4 @@ impl Writer {
         self.shared.write_checkpoint(&Checkpoint { entries: self.active.index.sealed_entries(), clean: true, ..self.checkpoint() });
         Ok(())
     }
-}
-
-/// Now, and how old something is now that the wall clock gave that timestamp to: from here on no jump of that clock changes it.
-fn age_since(clock: &dyn Clock, timestamp: Option<u64>) -> Option<(Duration, Duration)> {
-    timestamp.map(|time| (clock.monotonic(), Duration::from_nanos(clock.wall_ns().saturating_sub(time))))
 }

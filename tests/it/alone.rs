@@ -66,7 +66,7 @@ fn a_producer_that_is_alone_commits_on_its_own_thread_and_sees_its_record() {
                 let config = BrokerConfig { wait, ..config(backend, topic.clone()) };
                 let broker = Broker::open_on(disk, clock.clone(), data.path(), config).unwrap();
                 let partition = broker.create_topic(TOPIC, topic).unwrap().partition(0).unwrap();
-                // Opening asked what time it is.
+                // Opening asks for the time.
                 clock.take();
                 // The first append makes room, which is the writer's.
                 assert_eq!(partition.append(one(b"first")).unwrap().wait().unwrap(), 0..1);

@@ -204,7 +204,7 @@ fn an_export_links_and_takes_no_room() {
     // All of it, if nothing is being appended to.
     partition.roll().unwrap();
     assert_eq!(partition.export(place.path().join("all")).unwrap().records, 0..20);
-    assert!(partition.export(place.path().join("all")).map(drop).unwrap_err().to_string().contains("create"));
+    assert!(partition.export(place.path().join("all")).is_err(), "there is one already");
     partition.truncate_before(20).unwrap();
     let none = partition.export(place.path().join("none")).unwrap();
     assert_eq!((none.records, none.segments), (20..20, 0));

@@ -372,6 +372,14 @@ pub fn shortened_ahead(durability: Durability) -> Script {
     Script { machine, actions }
 }
 
+/// All of a log goes just after the next segment, which was made ahead, took its place.
+pub fn emptied(durability: Durability) -> Script {
+    let Script { machine, mut actions } = prepared_segments(durability);
+    actions.truncate(8);
+    actions.push(Action::TruncateBefore { topic: T, at: 1000 });
+    Script { machine, actions }
+}
+
 /// One roll to a segment that was made ahead.
 pub fn one_roll(durability: Durability) -> Script {
     let Script { machine, mut actions } = prepared_segments(durability);
