@@ -369,6 +369,7 @@ impl Partition {
         });
         let inner = Inner { shared, topic, number, queue, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
         if has_moved.is_some() {
+            note::sync_names(&*inner.shared.disk, &inner.shared.dir)?;
             inner.end_writer(true)?;
         }
         Ok((Self(Arc::new(inner)), report))

@@ -38,6 +38,11 @@ pub(crate) fn is_unfinished(name: &OsStr) -> bool {
     ALL.iter().any(|note| name == note.unfinished().as_str())
 }
 
+/// Makes durable which notes there are, where one was found that is served by: whoever wrote it may have crashed before its name was.
+pub(super) fn sync_names(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    if guard::stands(Guard::OpeningSyncsNames) { disk.sync_dir(dir).map_err(Error::io("sync the directory", dir)) } else { Ok(()) }
+}
+
 impl Note {
     fn name(self) -> &'static str {
         match self {

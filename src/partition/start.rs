@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::PartitionReport;
-use super::note::Note;
+use super::note::{self, Note};
 use crate::error::Result;
 use crate::io::Disk;
 
@@ -22,6 +22,9 @@ impl Start {
             report.ignored.push(path);
             None
         });
+        if offset.is_some() {
+            note::sync_names(disk, dir)?;
+        }
         let start = Self(AtomicU64::new(offset.unwrap_or(0)));
         if start.offset() > next_offset {
             // The records up to there are gone, and their offsets are given again.
