@@ -340,7 +340,11 @@ fn a_cut_leaves_what_else_has_a_file_alone() {
         let kept = data.path().join("kept");
         fs::create_dir(&kept).unwrap();
         for entry in fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap()) {
-            fs::hard_link(entry.path(), kept.join(entry.file_name())).unwrap();
+            // What upkeep is just making has another name by now.
+            match fs::hard_link(entry.path(), kept.join(entry.file_name())) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+                _ => {}
+            }
         }
         let before = crate::support::bytes_in(&kept);
         for cut in [20, 17, 10, 4, 1] {
