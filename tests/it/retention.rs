@@ -43,12 +43,7 @@ fn open_at(disk: Arc<dyn Disk>, clock: &Arc<TestClock>, data: &Path) -> Broker {
 /// Runs a test on both real backends and on the simulated disk, with a clock that shows the present.
 fn each_disk(test: impl Fn(&dyn Fn() -> Arc<dyn Disk>, &Path, &Arc<TestClock>)) {
     let now = || Arc::new(TestClock::at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64));
-    for backend in BACKENDS {
-        let data = scratch();
-        test(&|| Arc::new(OsDisk::new(backend).unwrap()), data.path(), &now());
-    }
-    let sim = SimDisk::new(1);
-    test(&|| Arc::new(sim.clone()), Path::new(DATA), &now());
+    sim::each_disk(|disk, data| test(disk, data, &now()));
 }
 
 /// Segments that are full, and an empty one behind them if the last record did not open it.
