@@ -1,9 +1,11 @@
 //! What is done to logs beside appending and reading: one function each. It says what the history must know before it begins, and what was
 //! acknowledged after it.
 
+use std::ops::Range;
+use std::path::Path;
 use std::time::Duration;
 
-use sapwood::Partition;
+use sapwood::{Broker, BrokerConfig, Partition, TopicConfig};
 
 use crate::load::{CUT, KEPT, Producer, Shared, say};
 use crate::oracle;
@@ -88,7 +90,42 @@ fn export(shared: &Shared, place: &Place, partition: &Partition, _: &mut Rng) {
         assert_eq!(record.offset, offset, "{place:?}");
         order.follow(place, offset, Tag::check(place, shared.seed, (offset, &record.key, &record.value)));
     }
+    if !report.records.is_empty() {
+        move_to_another(shared, place, &to, exported.records);
+    }
     std::fs::remove_dir_all(&to).unwrap();
+}
+
+/// Another broker takes the snapshot in, goes on with it, seals it, and is opened again.
+fn move_to_another(shared: &Shared, place: &Place, from: &Path, records: Range<u64>) {
+    let data = shared.data.with_extension("import");
+    let _ = std::fs::remove_dir_all(&data);
+    let settings = TopicConfig { preallocate_bytes: 64 << 10, ..TopicConfig::default() };
+    let another = Broker::open(&data, BrokerConfig::default()).unwrap();
+    another.create_topic("moved", settings).unwrap();
+    let report = another.import_partition("moved", 0, from).unwrap();
+    assert_eq!(report.first_offset..report.next_offset, records, "{place:?}");
+    another.produce("moved", Some(b"k"), b"one more").unwrap();
+    let moved = another.topic("moved").unwrap().partition(0).unwrap();
+    assert_eq!(moved.seal().unwrap(), records.start..records.end + 1, "{place:?}");
+    drop(moved);
+    another.close().unwrap();
+    let another = Broker::open(&data, BrokerConfig::default()).unwrap();
+    assert!(another.produce("moved", Some(b"k"), b"too late").unwrap_err().is_moved(), "{place:?}");
+    let moved = another.topic("moved").unwrap().partition(0).unwrap();
+    let (mut reader, mut next) = (moved.reader().unwrap(), records.start);
+    while next < records.end {
+        let there = reader.read(next, 100_000).unwrap();
+        for record in there.iter().filter(|record| record.offset < records.end) {
+            Tag::check(place, shared.seed, (record.offset, record.key, record.value));
+        }
+        next = there.next_offset();
+    }
+    drop((reader, moved));
+    another.close().unwrap();
+    std::fs::remove_dir_all(&data).unwrap();
+    say("O import");
+    say("O seal");
 }
 
 /// Cuts the end of the log of which `producer` is the only one.

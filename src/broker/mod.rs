@@ -16,7 +16,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{BrokerConfig, Pinning, TopicConfig, Writers};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk, Process, is_out_of_files};
+use crate::io::{Disk, Entry, EntryKind, Lock, OsDisk, Process, is_out_of_files, parent_of};
 #[cfg(feature = "sim")]
 use crate::partition::Stepper;
 use crate::partition::{BufferBudget, OwnedRecord, PartitionReport, Workers};
@@ -392,10 +392,6 @@ fn create_dirs(disk: &dyn Disk, dir: &Path) -> Result<()> {
         },
         Err(error) => Err(Error::io("create", dir)(error)),
     }
-}
-
-fn parent_of(dir: &Path) -> &Path {
-    dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The topics' directories and names. Left-overs of the engine's own are removed, everything else is reported.

@@ -3,10 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::parent_of;
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::{Disk, EntryKind};
+use crate::io::{Disk, EntryKind, parent_of};
 use crate::segment;
 use crate::topic::Topic;
 

@@ -115,6 +115,11 @@ pub trait Directory: Debug + Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
+/// The directory that holds the last name of a path.
+pub(crate) fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Held exclusively until dropped.
 pub trait Lock: Debug + Send + Sync {}
 

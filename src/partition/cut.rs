@@ -14,14 +14,10 @@ use super::checkpoint::Checkpoint;
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::transfer::{read_exact_at, write_all_at};
 use crate::io::{Disk, Open};
 use crate::partition::queue::Message;
 use crate::record::{to_u64, to_usize};
 use crate::segment::{self, ENTRY_BYTES, Found, Kind, Name, Scanner, Segment, Step};
-
-/// Bytes that are copied at once.
-const PIECE: u64 = 1 << 20;
 
 /// The cuts since the partition was opened, for readers to find out what became of what they hold.
 #[derive(Debug, Default)]
@@ -110,28 +106,24 @@ impl Cut {
         }
         let log = segment.open_log(disk)?;
         let path = segment.path(Kind::Log);
-        // From the last entry that both files have of a record that stays, else from the start.
-        let entry = segment::last_entry_below(disk, &segment, offset);
-        let starts = entry.map(|entry| (entry.offset, entry.second, entry.count)).into_iter().chain([(segment.base(), 0, 0)]);
-        let mut damage = None;
-        for (from, position, entries) in starts {
-            let mut scanner = Scanner::new(&*log, &path, position, from, segment.appended());
+        let from = |first, start, entries| {
+            let mut scanner = Scanner::new(&*log, &path, start, first, segment.appended());
             let mut last_timestamp = before.unwrap_or(0);
-            while scanner.offset() < offset && damage.is_none() {
+            while scanner.offset() < offset {
                 match scanner.next()? {
                     Step::Record(Found { timestamp, .. }) => last_timestamp = last_timestamp.max(timestamp),
-                    Step::End => damage = Some(scanner.damaged(scanner.flaw_of_missing())),
-                    Step::Flawed(flaw) => damage = Some(scanner.damaged(flaw)),
+                    Step::End => return Err(scanner.damaged(scanner.flaw_of_missing())),
+                    Step::Flawed(flaw) => return Err(scanner.damaged(flaw)),
                 }
             }
-            if damage.is_none() {
-                return Ok(Self { segment, offset, position: scanner.position(), entries, last_timestamp });
-            }
-            if from > segment.base() {
-                damage = None;
-            }
+            Ok(Self { segment: Arc::clone(&segment), offset, position: scanner.position(), entries, last_timestamp })
+        };
+        // From the last entry that both files have of a record that stays, else from the start.
+        let by_index = segment::last_entry_below(disk, &segment, offset).map(|entry| from(entry.offset, entry.second, entry.count));
+        match by_index {
+            Some(found) if !found.as_ref().is_err_and(Error::is_damage) => found,
+            _ => from(segment.base(), 0, 0),
         }
-        Err(damage.expect("the last way was tried, and met it"))
     }
 
     /// Sees to it that no checkpoint vouches for what is to go.
@@ -220,12 +212,7 @@ fn cut_file(disk: &dyn Disk, dir: &Path, name: Name, len: u64) -> Result<()> {
     let links = file.details().map_err(Error::io("look at", &path))?.links;
     if links > 1 && guard::stands(Guard::LinksKept) {
         let copy = segment::prepared_path(dir, Kind::Log);
-        let copied = || {
-            let into = disk.open(&copy, Open::EMPTY)?;
-            copy_bytes(&*file, &*into, len.min(held))?;
-            into.sync()
-        };
-        copied().map_err(Error::io("copy what stays of", &path))?;
+        segment::copy(disk, &*file, &copy, &(0..len.min(held))).map_err(Error::io("copy what stays of", &path))?;
         return disk.replace(&copy, &path).map_err(Error::io("replace", &path));
     }
     let cut = || {
@@ -235,17 +222,4 @@ fn cut_file(disk: &dyn Disk, dir: &Path, name: Name, len: u64) -> Result<()> {
         if guard::stands(Guard::CutsSynced) { file.sync() } else { Ok(()) }
     };
     cut().map_err(Error::io("cut", &path))
-}
-
-/// Copies the first `len` bytes.
-pub(super) fn copy_bytes(from: &dyn crate::io::File, into: &dyn crate::io::File, len: u64) -> std::io::Result<()> {
-    let mut bytes = vec![0; to_usize(len.min(PIECE))];
-    let mut at = 0;
-    while at < len {
-        let piece = &mut bytes[..to_usize((len - at).min(PIECE))];
-        read_exact_at(from, piece, at)?;
-        write_all_at(into, piece, at, false)?;
-        at += to_u64(piece.len());
-    }
-    Ok(())
 }

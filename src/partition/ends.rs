@@ -1,6 +1,6 @@
 //! The two ends of the log that readers look at: of what the kernel has, and of what is on the device.
 //!
-//! The writer alone moves them, and only up. Each is stored with Release after the segment's own position, and loaded with Acquire:
+//! The writer alone moves them, and only up, unless it cuts the log ([`super::cut`]). Each is stored with Release after the segment's own position, and loaded with Acquire:
 //! (1) the writer stores the segment's end, then this; (2) a reader that sees this end therefore sees a segment that reaches it.
 
 use crate::sync::atomic::{AtomicU64, Ordering};

@@ -9,13 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::cut::copy_bytes;
 use super::note::Note;
 use super::walk::Way;
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
-use crate::io::{Disk, EntryKind, Open};
+use crate::io::{Disk, EntryKind, Open, parent_of};
 use crate::record::Flaw;
 use crate::segment::{self, Kind, Name, Segment};
 
@@ -139,7 +138,7 @@ impl Shared {
             Note::Start.write(disk, to, exported.records.start)?;
         }
         disk.sync_dir(to).map_err(Error::io("sync the directory", to))?;
-        let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = parent_of(to);
         disk.sync_dir(parent).map_err(Error::io("sync the directory", parent))?;
         Ok(exported)
     }
@@ -165,9 +164,7 @@ fn link_or_copy(disk: &dyn Disk, file: &Path, name: &Path, sync: bool) -> io::Re
 
 fn copy(disk: &dyn Disk, file: &Path, name: &Path) -> io::Result<()> {
     let from = disk.open(file, Open::READ)?;
-    let into = disk.open(name, Open::NEW)?;
-    copy_bytes(&*from, &*into, from.len()?)?;
-    into.sync()
+    segment::copy(disk, &*from, name, &(0..from.len()?))
 }
 
 /// Removes a directory of files.

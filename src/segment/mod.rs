@@ -32,7 +32,7 @@ pub(crate) use name::{Kind, Name, is_prepared};
 pub(crate) use scan::{Found, Scanner, Step};
 pub(crate) use sum::{HeldSum, Sum, SumSoFar, check_whole, make_up_for_sum, put_derived};
 pub(crate) use survivors::Survivors;
-pub(crate) use tail::{Tail, copy_aside, data_end, is_copy, is_unfinished, set_log_aside};
+pub(crate) use tail::{Tail, copy, copy_aside, data_end, is_copy, is_unfinished, set_log_aside};
 pub(crate) use times::{Around, Times};
 
 /// One segment of a partition.

@@ -98,8 +98,8 @@ pub(crate) fn copy_aside(disk: &dyn Disk, log: &dyn File, log_path: &Path, span:
     unreachable!("a directory holds fewer files than a u32 counts")
 }
 
-/// Copies bytes `span` of the log to a new file, durable but for its name.
-fn copy(disk: &dyn Disk, log: &dyn File, path: &Path, span: &Range<u64>) -> io::Result<()> {
+/// Copies bytes `span` of a file to a new one, durable but for its name. Holes stay holes.
+pub(crate) fn copy(disk: &dyn Disk, log: &dyn File, path: &Path, span: &Range<u64>) -> io::Result<()> {
     let copy = disk.open(path, Open::EMPTY)?;
     copy.set_len(span.end - span.start)?;
     let mut window = Vec::new();

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sapwood::clock::SystemClock;
-use sapwood::io::Disk;
 use sapwood::io::sim::{OpKind, SimDisk};
+use sapwood::io::{Disk, OsDisk};
 use sapwood::{Backend, Broker, Partition, Result, TopicConfig};
 
 use crate::format::Slot;
 use crate::oracle::{self, Files, Report};
-use crate::support::{TOPIC, config, copy_dir, partition_of, scratch};
+use crate::support::{BACKENDS, TOPIC, config, copy_dir, partition_of, scratch};
 
 /// The data directory on the simulated disk.
 pub const DATA: &str = "/made/data";
@@ -136,4 +136,14 @@ pub fn prepared_is_ready(sim: &SimDisk) -> bool {
 pub fn checkpoint(sim: &SimDisk) -> Option<Slot> {
     let path = dir().join("checkpoint");
     sim.exists(&path).then(|| Slot::newest(&sim.read_file(&path))).flatten()
+}
+
+/// Runs a test on both real backends and on the simulated disk.
+pub fn each_disk(test: impl Fn(&dyn Fn() -> Arc<dyn Disk>, &Path)) {
+    for backend in BACKENDS {
+        let data = scratch();
+        test(&|| Arc::new(OsDisk::new(backend).unwrap()), data.path());
+    }
+    let sim = SimDisk::new(1);
+    test(&|| Arc::new(sim.clone()), Path::new(DATA));
 }

@@ -11,7 +11,7 @@ use sapwood::{Backend, Broker, Partition};
 use crate::damage;
 use crate::format::{self, Content, Layout};
 use crate::oracle::assert_closed;
-use crate::sim::{self, DATA};
+use crate::sim::{self, DATA, each_disk};
 use crate::support::{
     BACKENDS, TOPIC, TestClock, append, batch, config, data_with, partition_dir, partition_of, read_all, scratch, segments_of, small,
 };
@@ -23,16 +23,6 @@ fn open_at(disk: Arc<dyn Disk>, clock: &Arc<TestClock>, data: &Path) -> Broker {
 
 fn times(partition: &Partition) -> Vec<u64> {
     read_all(partition).iter().map(|row| row.timestamp).collect()
-}
-
-/// Runs a test on both real backends and on the simulated disk.
-fn each_disk(test: impl Fn(&dyn Fn() -> Arc<dyn Disk>, &Path)) {
-    for backend in BACKENDS {
-        let data = scratch();
-        test(&|| Arc::new(OsDisk::new(backend).unwrap()), data.path());
-    }
-    let sim = SimDisk::new(1);
-    test(&|| Arc::new(sim.clone()), Path::new(DATA));
 }
 
 #[test]

@@ -7,13 +7,13 @@ use std::thread;
 use std::time::Duration;
 
 use sapwood::inspect::{Inspector, Severity};
-use sapwood::io::sim::{Effect, Fault, OpKind, SimDisk};
+use sapwood::io::sim::{Effect, Fault, OpKind};
 use sapwood::io::{Disk, OsDisk};
 use sapwood::{Batch, Broker, Durability, Error, Partition, ReadMode, ReaderConfig, TopicConfig, Visibility};
 
 use crate::format::{self, Slot, segment_path};
 use crate::oracle;
-use crate::sim::{self, DATA, EIO};
+use crate::sim::{self, DATA, EIO, each_disk};
 use crate::support::{
     BACKENDS, Row, TOPIC, append, assert_in_order, batch, config, contents, copy_dir, partition_dir, partition_of, read_all, scratch, seed,
     segments_of,
@@ -37,16 +37,6 @@ fn fill(partition: &Partition, numbers: std::ops::Range<u64>, round: u64) {
     for number in numbers {
         assert_eq!(append(partition, b"key", &value(number, round)), number);
     }
-}
-
-/// Runs a test on both real backends and on the simulated disk.
-fn each_disk(test: impl Fn(&dyn Fn() -> Arc<dyn Disk>, &Path)) {
-    for backend in BACKENDS {
-        let data = scratch();
-        test(&|| Arc::new(OsDisk::new(backend).unwrap()), data.path());
-    }
-    let sim = SimDisk::new(1);
-    test(&|| Arc::new(sim.clone()), Path::new(DATA));
 }
 
 fn open(disk: Arc<dyn Disk>, data: &Path) -> Broker {
@@ -340,7 +330,11 @@ fn a_cut_leaves_what_else_has_a_file_alone() {
         let kept = data.path().join("kept");
         fs::create_dir(&kept).unwrap();
         for entry in fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap()) {
-            fs::hard_link(entry.path(), kept.join(entry.file_name())).unwrap();
+            // What upkeep is just making has another name by now.
+            match fs::hard_link(entry.path(), kept.join(entry.file_name())) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+                _ => {}
+            }
         }
         let before = crate::support::bytes_in(&kept);
         for cut in [20, 17, 10, 4, 1] {
