@@ -48,7 +48,7 @@ const CANARIES: &[(Guard, Way)] = &[
     (Guard::AnswersAfterWrites, Way::Random(5)),
     (Guard::FailedWritesStop, Way::Random(5)),
     (Guard::FailedSyncsStop, Way::Random(846)),
-    (Guard::NoCheckpointAfterFailure, Way::Script("failed_seal", script::failed_seal, 2)),
+    (Guard::NoCheckpointAfterFailure, Way::Script("failed_seal", script::failed_seal, 1)),
     (Guard::LastBlockKept, Way::Random(0)),
     (Guard::RenamesBeforeAnswers, Way::Crash("one_roll", script::one_roll, Durability::Durable, 1)),
     (Guard::NamesBeforeAnswers, Way::Random(1)),

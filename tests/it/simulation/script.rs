@@ -423,8 +423,10 @@ pub fn many_entries(durability: Durability) -> Script {
     Script { machine: Machine::default(), actions }
 }
 
-/// The sealing of a segment fails, just before a checkpoint of the next one is written.
-pub fn failed_seal(nth: u64) -> Script {
+/// The sealing of a segment fails, just before a checkpoint of the next one is written: if that was begun before the writer heard of the
+/// failure, which each variant's own order of steps decides. Which syncs of logs are of a sealing is not counted on.
+pub fn failed_seal(variant: u64) -> Script {
+    let nth = 1 + variant % 8;
     let Script { machine, mut actions } = prepared_segments(Durability::Durable);
     actions.insert(2, Action::Fault(Fault::next(OpKind::Sync, Effect::Error(EIO)).path(".log").nth(nth)));
     actions.extend([Action::ClearFaults, Action::Crash(Crash::StrictPower)]);
