@@ -264,6 +264,39 @@ fn a_checkpoint_begun_on_a_roll_fits_the_segment() {
     assert!(report.from_checkpoint, "the checkpoint was of no use: {} bytes scanned", report.scanned_bytes);
 }
 
+/// Index files are opened by name when entries are written. Nobody may make them where the segment went meanwhile.
+#[test]
+fn entries_whose_turn_comes_after_their_segment_went_leave_no_file() {
+    let (sim, clock, broker, partition) = create_with(&ahead());
+    // The files hold no entry yet, and so are made with the first.
+    let (path_suffix, effect) = (Some(".index".to_owned()), Effect::Error(ENOSPC));
+    sim.fail_by_chance(RandomFault { on: OpKind::Write, path_suffix, per_million: 1_000_000, effect });
+    for _ in 0..5 {
+        append(&partition, 200_000).unwrap();
+    }
+    until("the next segment is ready", || prepared_is_ready(&sim));
+    // Upkeep is at the checkpoint, and the entries come after it.
+    let hold = sim.hold(OpKind::Write, Some("checkpoint"));
+    clock.jump(10);
+    append(&partition, 10).unwrap();
+    hold.wait_until_held();
+    sim.clear_faults();
+    for _ in 0..3 {
+        // Longer than they are left in memory.
+        clock.jump(1);
+        append(&partition, 10).unwrap();
+    }
+    let first_of_next = append(&partition, 200_000).unwrap();
+    let removed = partition.truncate_before(first_of_next).unwrap();
+    assert_eq!(removed.records, 0..first_of_next);
+    hold.release();
+    drop(partition);
+    broker.close().unwrap();
+    let base = format!("{first_of_next:020}.");
+    let others: Vec<_> = names(&sim).into_iter().filter(|name| !name.starts_with(&base) && name != "checkpoint").collect();
+    assert!(others.is_empty(), "of a segment that is gone there is {others:?}");
+}
+
 /// The simulated disk, with a ring that is said to overlap: the writer's path on io_uring (a commit in flight beside one that is
 /// filled) under the simulated disk's crashes and faults, which no other test has.
 #[derive(Debug)]
