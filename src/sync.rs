@@ -68,20 +68,16 @@ mod primitives {
     }
 
     /// A bounded channel of two ends that any thread may use.
-    ///
-    /// Weaker than crossbeam's where the bell's argument rests on it: looking whether it is empty orders nothing.
     pub(crate) mod channel {
         use std::collections::VecDeque;
         use std::sync::Arc;
 
         use loom::sync::Mutex;
-        use loom::sync::atomic::{AtomicUsize, Ordering};
 
         #[derive(Debug)]
         struct Channel<T> {
             most: usize,
             queue: Mutex<VecDeque<T>>,
-            len: AtomicUsize,
         }
 
         #[derive(Debug)]
@@ -91,7 +87,7 @@ mod primitives {
         pub(crate) struct Receiver<T>(Arc<Channel<T>>);
 
         pub(crate) fn bounded<T>(most: usize) -> (Sender<T>, Receiver<T>) {
-            let channel = Arc::new(Channel { most, queue: Mutex::default(), len: AtomicUsize::new(0) });
+            let channel = Arc::new(Channel { most, queue: Mutex::default() });
             (Sender(Arc::clone(&channel)), Receiver(channel))
         }
 
@@ -102,21 +98,13 @@ mod primitives {
                     return Err(value);
                 }
                 queue.push_back(value);
-                self.0.len.store(queue.len(), Ordering::Release);
                 Ok(())
             }
         }
 
         impl<T> Receiver<T> {
             pub(crate) fn try_recv(&self) -> Result<T, Empty> {
-                let mut queue = self.0.queue.lock().unwrap();
-                let value = queue.pop_front().ok_or(Empty)?;
-                self.0.len.store(queue.len(), Ordering::Release);
-                Ok(value)
-            }
-
-            pub(crate) fn is_empty(&self) -> bool {
-                self.0.len.load(Ordering::Acquire) == 0
+                self.0.queue.lock().unwrap().pop_front().ok_or(Empty)
             }
         }
 

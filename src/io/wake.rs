@@ -22,6 +22,13 @@ impl Waker {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
+    /// Whether a wait would return.
+    #[cfg(all(test, loom))]
+    pub(crate) fn is_raised(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        poll(&mut [PollFd::new(self, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    }
+
     /// Takes all wakes so far, so that the next wait blocks again. Blocks if there was none.
     pub(super) fn clear(&self) {
         let mut counter = [0; 8];

@@ -10,24 +10,36 @@
 //! whoever opens it next must not find the kernel still writing.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt::Debug;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Thread};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::helm::Helm;
+use super::queue::Bell;
 use super::reply::Answerer;
 use super::writer::{Company, Outgoing, Pause};
 use crate::clock::Clock;
 use crate::io::transfer::{Done, Place, Transfers};
 use crate::io::{Action, Buffer, Disk, RingConfig, Slot, Token, Waker};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::thread::{self, Thread};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Writes that a hand has in flight at most. With more, commits are written by plain calls.
 const DEPTH: u32 = 64;
 
 /// A partition's number at its desk.
 pub(super) type Key = u64;
+
+/// A writer as its hand sees it: the [`Helm`](super::helm::Helm), or what stands for one in a model.
+pub(super) trait Served: Debug + Send + Sync {
+    /// The one that calls the hand.
+    fn bell(&self) -> &Bell;
+    /// One step, with the write that the hand is to start for it. `landed` is what came of the one before. None once it ended.
+    fn serve(&self, company: Company, landed: Option<Done>) -> Option<(Pause, Option<Outgoing>)>;
+    /// Ends it where the hand cannot go on.
+    fn abandon(&self);
+}
 
 /// Where a hand is called.
 #[derive(Debug)]
@@ -58,7 +70,7 @@ enum Waits {
 #[derive(Debug)]
 struct Seat {
     /// Until it ended.
-    helm: Option<Arc<Helm>>,
+    helm: Option<Arc<dyn Served>>,
     /// Told when the partition is over. Dropped says the same.
     _over: Answerer<()>,
     /// When it wants a turn without being called.
@@ -87,7 +99,7 @@ impl Desk {
     }
 
     /// Has a writer served, beginning with a turn. `over` is dropped when the partition has ended and nothing of it is in flight.
-    pub(super) fn join(&self, key: Key, helm: Arc<Helm>, over: Answerer<()>) {
+    pub(super) fn join(&self, key: Key, helm: Arc<dyn Served>, over: Answerer<()>) {
         let seat = Seat { helm: Some(helm), _over: over, until: None, is_next: false, in_flight: false, slot: None, landed: None };
         let turned_away = self.tell(|calls| {
             if calls.gone {
@@ -211,6 +223,8 @@ impl Hand {
         if let Some(until) = seat.until.take() {
             self.times.remove(&(until, key));
         }
+        // Before the step looks for what there is to do: what comes from here on calls again.
+        helm.bell().answer();
         match helm.serve(company, seat.landed.take()) {
             None => {
                 seat.helm = None;
@@ -346,3 +360,6 @@ impl Drop for Hand {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;

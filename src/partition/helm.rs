@@ -10,6 +10,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use super::hands::Served;
 use super::queue::Bell;
 #[cfg(feature = "sim")]
 use super::queue::Where;
@@ -48,29 +49,6 @@ impl Helm {
         while let Some(Pause::Wait(place, timeout)) = self.take_turn(Writer::work) {
             self.bell.wait(place, timeout);
         }
-    }
-
-    /// A turn of a thread that works for other partitions as well: one step, with the write that the thread is to start for it. `landed` is what
-    /// came of the one before.
-    pub(super) fn serve(&self, company: Company, landed: Option<Done>) -> Option<(Pause, Option<Outgoing>)> {
-        self.bell.answer();
-        let mut outgoing = None;
-        let pause = self.take_turn(|writer| {
-            let pause = writer.work_in_turn(company, landed)?;
-            outgoing = writer.take_outgoing();
-            Ok(pause)
-        })?;
-        Some((pause, outgoing))
-    }
-
-    /// Ends the writer where the thread that works for it cannot go on.
-    pub(super) fn abandon(&self) {
-        let mut held = self.take();
-        if held.is_some() && !self.has_stopped() {
-            let message = "the thread that works for it ended".to_owned();
-            self.stop(Some(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message }));
-        }
-        *held = None;
     }
 
     /// Works as the writer's own thread until there is nothing to do, and tells how to wait then; none once the writer stopped. Only
@@ -164,5 +142,30 @@ impl Helm {
     /// Says why the writer stops, while it is held: from then on nobody works as it. However it ends, whoever waits learns why.
     fn stop(&self, error: Option<Error>) {
         self.shared.stop(error);
+    }
+}
+
+impl Served for Helm {
+    fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    fn serve(&self, company: Company, landed: Option<Done>) -> Option<(Pause, Option<Outgoing>)> {
+        let mut outgoing = None;
+        let pause = self.take_turn(|writer| {
+            let pause = writer.work_in_turn(company, landed)?;
+            outgoing = writer.take_outgoing();
+            Ok(pause)
+        })?;
+        Some((pause, outgoing))
+    }
+
+    fn abandon(&self) {
+        let mut held = self.take();
+        if held.is_some() && !self.has_stopped() {
+            let message = "the thread that works for it ended".to_owned();
+            self.stop(Some(Error::WriterPanicked { path: self.shared.dir.to_path_buf(), message }));
+        }
+        *held = None;
     }
 }

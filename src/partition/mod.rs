@@ -630,7 +630,7 @@ fn start_writer(
         let key = desk.next_key();
         let (queue, helm) = prepare(shared, clock, wait, start, Bell::at(Arc::clone(desk), key));
         let (over, is_over) = reply::pair();
-        desk.join(key, Arc::clone(&helm), over);
+        desk.join(key, Arc::<Helm>::clone(&helm), over);
         return Ok((queue, helm, RunsOn::SharedThread(is_over)));
     }
     let (ready, started) = reply::pair();
