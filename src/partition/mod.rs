@@ -25,6 +25,7 @@ mod recent;
 mod records;
 mod reply;
 mod retention;
+mod sealed;
 mod start;
 #[cfg(feature = "sim")]
 mod stepper;

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use super::checkpoint::{self, Checkpoint, Checkpoints};
 use super::mend::{self, Judged};
 use super::note;
-use super::walk::{Walk, Way};
+use super::sealed::{self, Sealed, open_log};
+use super::walk::Way;
 use crate::config::{Opening, Recovery, TopicConfig};
 use crate::error::{Error, Result};
-use crate::guard::{self, Guard};
-use crate::io::{Disk, Entry, EntryKind, File, Open};
-use crate::record::{Flaw, HEADER_BYTES, to_u64};
-use crate::segment::{self, IndexEntry, Kind, LastEntry, Name, Reconciled, Segment};
+use crate::io::{Disk, Entry, EntryKind, Open};
+use crate::record::Flaw;
+use crate::segment::{self, IndexEntry, Kind, Name, Reconciled, Segment};
 
 /// What opening a partition found and did.
 #[derive(Debug, Clone)]
@@ -138,6 +138,14 @@ pub(super) fn recover(
     if newest.is_some() && known.is_none() {
         tracing::warn!(path = %dir.display(), "the checkpoint is of a segment that is not there");
     }
+    let sealed = match &active {
+        Some(active) => {
+            let fitting = |checkpoint: &Checkpoint| Some(&checkpoint.base) != bases.last() || active.fits_checkpoint();
+            let believed = known.filter(|checkpoint| opening.recovery == Recovery::FromCheckpoint && fitting(checkpoint));
+            sealed::judge(disk, dir, config, opening, &bases, believed.map_or(0, |checkpoint| checkpoint.base), &mut report)?
+        }
+        None => Vec::new(),
+    };
     // From here on things are changed.
     for path in unfinished {
         disk.remove_file(&path).map_err(Error::io("remove", &path))?;
@@ -146,25 +154,13 @@ pub(super) fn recover(
         tracing::warn!(path = %dir.display(), base, "removing an empty segment that was abandoned while it was made");
         segment::remove(disk, dir, base).map_err(Error::io("remove an abandoned segment of", dir))?;
     }
-    let (Some(active), Some((&active_base, sealed))) = (active, bases.split_last()) else {
+    let Some(active) = active else {
         return Ok(Recovered { segments: Vec::new(), indexed: 0, next_offset: 0, last_timestamp: 0, checkpoints, report });
     };
-    let believed = known
-        .filter(|checkpoint| opening.recovery == Recovery::FromCheckpoint && (checkpoint.base != active_base || active.fits_checkpoint()));
     let mut segments = Vec::with_capacity(bases.len());
     let mut last_timestamp = 0;
-    for (index, &base) in sealed.iter().enumerate() {
-        let sealed = Sealed { base, next: bases[index + 1] };
-        let believed = believed.is_some_and(|checkpoint| base < checkpoint.base);
-        let end = if believed { sealed.believe(disk, dir, config)? } else { None };
-        let end = match end {
-            Some(end) => end,
-            // Only the last one can have been left before its indexes were synced.
-            None => sealed.check(disk, dir, config, index + 1 == bases.len() - 1, &mut report)?,
-        };
-        if opening.check_sealed {
-            check_whole(disk, &end.segment, &mut report)?;
-        }
+    for judged in sealed {
+        let end = judged.mend(disk, config, &mut report)?;
         last_timestamp = end.last_timestamp.max(last_timestamp);
         segments.push(end.segment);
     }
@@ -292,141 +288,11 @@ fn find_abandoned(
     Ok((walk.next_offset > last).then_some(last))
 }
 
-/// Opens and measures a log.
-fn open_log(disk: &dyn Disk, dir: &Path, base: u64) -> Result<(Arc<dyn File>, u64, PathBuf)> {
-    let path = dir.join(Name { base, kind: Kind::Log }.to_string());
-    let log = disk.open(&path, Open::READ).map_err(Error::io("open", &path))?;
-    let len = log.len().map_err(Error::io("measure", &path))?;
-    Ok((log, len, path))
-}
-
-/// Reads all of a sealed segment. What does not hold is reported, unless it was already.
-fn check_whole(disk: &dyn Disk, segment: &Segment, report: &mut PartitionReport) -> Result<()> {
-    let (damage, read) = segment::check_whole(disk, segment)?;
-    report.scanned_bytes += read;
-    let is_told = |error: &Error, told: &Error| error.to_string() == told.to_string();
-    if let Some(error) = damage.filter(|error| !report.damage.iter().any(|told| is_told(error, told))) {
-        tracing::error!(%error, "damage in a sealed segment");
-        report.damage.push(error);
-    }
-    Ok(())
-}
-
-/// Ends a sealed log with its last record, where a power loss undid that: nothing but zeros is behind. The last one may have been cut
-/// just before a crash of the process, and that not be durable: before a checkpoint of the next segment makes opening believe the
-/// length, it is made so.
-fn give_back_room(disk: &dyn Disk, path: &Path, end: u64, len: u64, is_last: bool) -> Result<()> {
-    if end == len && !(is_last && guard::stands(Guard::OpeningSyncsSealed)) {
-        return Ok(());
-    }
-    let cut = disk.open(path, Open::WRITE).and_then(|log| {
-        if end < len {
-            log.set_len(end)?;
-        }
-        log.sync()
-    });
-    cut.map_err(Error::io("cut", path))
-}
-
 /// The end of a segment.
 pub(super) struct End {
     pub(super) segment: Arc<Segment>,
     pub(super) next_offset: u64,
     pub(super) last_timestamp: u64,
-}
-
-/// A segment that others follow.
-struct Sealed {
-    base: u64,
-    /// Where the next one begins.
-    next: u64,
-}
-
-impl Sealed {
-    /// Whether its size and the ends of its indexes fit together and lead to the next segment; no byte of its log is read.
-    fn believe(&self, disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig) -> Result<Option<End>> {
-        let (_, len, _) = open_log(disk, dir, self.base)?;
-        let Some((by_position, by_time)) = self.last_entries(disk, dir) else { return Ok(None) };
-        let is_near = self.next.checked_sub(by_position.offset).is_some_and(|left| (1..=config.index_interval.into()).contains(&left));
-        let has_record = len.checked_sub(by_position.second).is_some_and(|left| left >= to_u64(HEADER_BYTES));
-        let segment = Arc::new(Segment::new(Arc::clone(dir), self.base, len));
-        let end = End { segment, next_offset: self.next, last_timestamp: by_time.second };
-        Ok((is_near && has_record).then_some(end))
-    }
-
-    /// Checks that it leads to the next one: from its last index entry on, or, if no other sealed one follows, all of it, and then its
-    /// length and its indexes are what the log says, durably. What does not hold is reported.
-    fn check(&self, disk: &dyn Disk, dir: &Arc<Path>, config: &TopicConfig, is_last: bool, report: &mut PartitionReport) -> Result<End> {
-        let Self { base, next } = *self;
-        let (log, len, path) = open_log(disk, dir, base)?;
-        let way = Way { log: &*log, direct: false, path: &path, base, len, interval: config.index_interval };
-        if !is_last
-            && let Some(walk) = self.walk_from_index(disk, dir, way, report)?
-            && walk.next_offset == next
-        {
-            give_back_room(disk, &path, walk.position, len, is_last)?;
-            return Ok(walk.end(dir, base, walk.position));
-        }
-        // The index is missing, stale or wrong, or the log is damaged: the whole log tells which.
-        let walk = way.whole()?;
-        report.scanned_bytes += walk.read;
-        let damage = match walk.flaw {
-            // The index stays as well: it may lead to records behind the damage.
-            Some(_) => Some(way.damage(&walk)),
-            None if walk.next_offset > next => {
-                // Two answers for one offset: neither may be given.
-                let path = dir.join(Name { base: next, kind: Kind::Log }.to_string());
-                let flaw = Flaw::OffsetGap { found: next, expected: walk.next_offset };
-                return Err(Error::Damaged { path, position: 0, offset: walk.next_offset, flaw });
-            }
-            None if walk.next_offset < next => Some(Error::RecordsMissing { path: dir.to_path_buf(), from: walk.next_offset, to: next }),
-            None => None,
-        };
-        if let Some(error) = damage {
-            tracing::error!(%error, "damage in a sealed segment");
-            report.damage.push(error);
-        }
-        let end = walk.end(dir, base, if walk.flaw.is_none() { walk.position } else { len });
-        if walk.flaw.is_none() {
-            give_back_room(disk, &path, walk.position, len, is_last)?;
-            reconcile(disk, &end.segment, 0, &walk.entries, report);
-            // Before a checkpoint of a later segment makes opening believe them.
-            if let Err(error) = segment::sync_indexes(disk, &end.segment) {
-                tracing::warn!(%error, "an index could not be synced; it is made anew by the next opening");
-                segment::remove_indexes(disk, &end.segment);
-            }
-        }
-        Ok(end)
-    }
-
-    /// Walks the log from its last index entry; none if the index files do not lead to a record, or leave too much unindexed.
-    fn walk_from_index(&self, disk: &dyn Disk, dir: &Path, way: Way<'_>, report: &mut PartitionReport) -> Result<Option<Walk>> {
-        let Some((by_position, by_time)) = self.last_entries(disk, dir) else { return Ok(None) };
-        let (offset, position) = (by_position.offset, by_position.second);
-        if position >= way.len {
-            return Ok(None);
-        }
-        let walk = way.from(offset, position)?;
-        report.scanned_bytes += walk.read;
-        let sound = walk.flaw.is_none() && walk.next_offset > offset && walk.next_offset - offset <= way.interval.into();
-        let timestamp = walk.entries.first().map(|entry| entry.timestamp);
-        Ok((sound && timestamp.is_none_or(|timestamp| timestamp == by_time.second)).then_some(walk))
-    }
-
-    /// The last entries of both indexes, if they are of one record of this segment.
-    fn last_entries(&self, disk: &dyn Disk, dir: &Path) -> Option<(LastEntry, LastEntry)> {
-        let last = |kind| {
-            let path = dir.join(Name { base: self.base, kind }.to_string());
-            // A file that cannot be read is as good as none: the log tells it all.
-            segment::last_entry(disk, &path).unwrap_or_else(|error| {
-                tracing::warn!(%error, path = %path.display(), "an index cannot be read");
-                None
-            })
-        };
-        let (by_position, by_time) = (last(Kind::Index)?, last(Kind::TimeIndex)?);
-        let agree = by_position.count == by_time.count && by_position.offset == by_time.offset && by_position.offset >= self.base;
-        agree.then_some((by_position, by_time))
-    }
 }
 
 /// Makes the index files what the log says behind their first `trusted` entries, and gives how many they hold behind those then.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sapwood::io::OsDisk;
-use sapwood::{Backend, Broker, Flaw, PartitionReport, TopicConfig};
+use sapwood::{Backend, Broker, Error, Flaw, PartitionReport, TopicConfig};
 use tempfile::TempDir;
 
 use crate::child::append_and_kill;
@@ -15,8 +15,8 @@ use crate::damage::{self, Target};
 use crate::format::{self, BASE_TIME, Content, HEADER, Layout, bytes_to_zero_crc, encode, segment_path};
 use crate::oracle::{assert_closed, assert_sound, assert_sound_while_open, check, data_end};
 use crate::support::{
-    Row, TestClock, append, assert_in_order, bytes_in, config, contents, create, data_with, data_with_demo, each_backend, open,
-    partition_dir, partition_of, read_all, report_of, rows, rows_of, scratch, segments_of, small,
+    Row, TestClock, append, assert_in_order, batch, bytes_in, config, contents, create, data_with, data_with_demo, each_backend, open,
+    partition_dir, partition_of, read_all, report_of, rows, rows_of, scratch, segments_of, small, snapshot,
 };
 
 pub const DEMO: &str = "demo-36-segment-270";
@@ -524,4 +524,65 @@ fn assert_recovers_with_a_second_copy(data: &Path, backend: Backend) -> (Broker,
     assert_eq!(report.next_offset, before.next_offset);
     let rows = read_all(&partition_of(&broker));
     (broker, report, rows)
+}
+
+#[test]
+fn a_refusal_for_what_is_found_last_leaves_what_could_have_been_mended_as_it_was() {
+    for refused in [true, false] {
+        let (data, dir) = data_with(DEMO);
+        fs::write(segment_path(&dir, 0, "index"), b"").unwrap();
+        fs::remove_file(segment_path(&dir, 0, "timeindex")).unwrap();
+        fs::remove_file(segment_path(&dir, 6, "index")).unwrap();
+        fs::File::options().write(true).open(segment_path(&dir, 6, "log")).unwrap().set_len(8192).unwrap();
+        fs::write(dir.join("prepared.log"), [0; 64]).unwrap();
+        let in_the_way = segment_path(&dir, 14, "log");
+        if refused {
+            // Begins within the one before it: neither may answer for what both have.
+            fs::copy(segment_path(&dir, 12, "timeindex"), &in_the_way).unwrap();
+        }
+        let before = snapshot(&dir);
+        match Broker::open(data.path(), config(Backend::Posix, small())) {
+            Err(error) => {
+                assert!(matches!(error, Error::Damaged { ref path, .. } if *path == in_the_way), "{error}");
+                assert!(refused && snapshot(&dir) == before, "refused, and changed");
+            }
+            Ok(broker) => {
+                assert!(!refused);
+                assert_eq!(report_of(&broker).rebuilt.len(), 3, "otherwise they are mended");
+                assert_eq!(read_all(&partition_of(&broker)).len(), 36);
+                broker.close().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn more_lost_index_entries_than_are_held_at_a_time_are_made_anew() {
+    const RECORDS: u64 = (1 << 20) + 50_000;
+    let data = scratch();
+    let settings = TopicConfig { index_interval: 1, segment_bytes: 8 << 20, ..small() };
+    let (broker, partition) = create(data.path(), Backend::Posix, &settings);
+    let records = vec![(b"", b""); 25_000];
+    for _ in 0..RECORDS.div_ceil(25_000) {
+        partition.append(batch(&records)).unwrap().wait().unwrap();
+    }
+    drop(partition);
+    broker.close().unwrap();
+    let dir = partition_dir(data.path());
+    let indexes = || bytes_in(&dir).into_iter().filter(|(path, _)| path.to_string_lossy().ends_with("index")).collect::<Vec<_>>();
+    let before = indexes();
+    assert!(before.len() > 6, "of more than three segments");
+    for (path, _) in &before {
+        fs::remove_file(path).unwrap();
+    }
+    let broker = open(data.path(), Backend::Posix, &settings);
+    let report = report_of(&broker);
+    let logs = bytes_in(&dir)
+        .iter()
+        .filter(|(path, _)| path.to_string_lossy().ends_with(".log"))
+        .map(|(_, bytes)| bytes.as_ref().unwrap().len())
+        .sum::<usize>();
+    assert!(report.scanned_bytes as usize > logs && report.damage.is_empty(), "the last ones from a second reading");
+    assert!(indexes() == before);
+    broker.close().unwrap();
 }
