@@ -40,6 +40,21 @@ struct Held {
     flight: Option<Answerer<Answer>>,
 }
 
+impl Writer {
+    /// What `helm.rs` and the writer's `commit` do with the bell for a producer that finds it idle. False if it is not.
+    fn try_commit(&self) -> bool {
+        let Ok(held) = self.held.try_lock() else { return false };
+        let Some(Held { inbox, .. }) = held.as_ref().filter(|held| held.inbox.is_empty()) else { return false };
+        inbox.hand_over();
+        let can_wait = inbox.listen(Where::Parked, Hearing::Anything);
+        drop(held);
+        if !can_wait {
+            self.bell.wake();
+        }
+        true
+    }
+}
+
 impl Served for Writer {
     fn bell(&self) -> &Bell {
         &self.bell
@@ -85,6 +100,7 @@ impl Served for Writer {
 /// What the producers have of a partition.
 struct Partition {
     queue: Queue,
+    writer: Arc<Writer>,
     is_over: Reply<()>,
 }
 
@@ -93,8 +109,9 @@ fn join(desk: &Arc<Desk>, log: Option<Arc<dyn File>>) -> Partition {
     let bell = Arc::new(Bell::at(Arc::clone(desk), key));
     let (queue, inbox) = queue::queue(2, 1 << 20, Arc::clone(&bell));
     let (over, is_over) = reply::pair();
-    desk.join(key, Arc::new(Writer { held: Mutex::new(Some(Held { inbox, flight: None })), bell, log }), over);
-    Partition { queue, is_over }
+    let writer = Arc::new(Writer { held: Mutex::new(Some(Held { inbox, flight: None })), bell, log });
+    desk.join(key, Arc::<Writer>::clone(&writer), over);
+    Partition { queue, writer, is_over }
 }
 
 /// Appends as a producer that waits. False if the partition had ended.
@@ -109,7 +126,7 @@ fn append(queue: &Queue) -> bool {
     }
 }
 
-fn close(Partition { queue, is_over }: Partition) {
+fn close(Partition { queue, is_over, .. }: Partition) {
     let (answer, reply) = reply::pair::<Result<()>>();
     queue.send(Message::Close { answer }).unwrap();
     reply.wait().unwrap().unwrap();
@@ -168,6 +185,22 @@ fn loom_two_producers_of_a_partition_are_both_answered() {
         let other = spawn(move || assert!(append(&queue)));
         assert!(append(&partition.queue));
         other.join().unwrap();
+        close(partition);
+        desk.close();
+        hand.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_producer_that_commits_hides_no_message_from_the_hand() {
+    model(3, || {
+        let desk = Desk::new();
+        let partition = join(&desk, None);
+        let hand = at_work(&desk);
+        let (writer, queue) = (Arc::clone(&partition.writer), partition.queue.clone());
+        let alone = spawn(move || assert!(writer.try_commit() || append(&queue)));
+        assert!(append(&partition.queue));
+        alone.join().unwrap();
         close(partition);
         desk.close();
         hand.join().unwrap();
