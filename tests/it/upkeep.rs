@@ -264,37 +264,73 @@ fn a_checkpoint_begun_on_a_roll_fits_the_segment() {
     assert!(report.from_checkpoint, "the checkpoint was of no use: {} bytes scanned", report.scanned_bytes);
 }
 
-/// Index files are opened by name when entries are written. Nobody may make them where the segment went meanwhile.
-#[test]
-fn entries_whose_turn_comes_after_their_segment_went_leave_no_file() {
+/// Index files are opened by name when entries are written, and made with the first. A partition whose segment is nearly full and has entries that
+/// could not be written so far, and whose next one is ready.
+fn create_with_entries_that_wait() -> (SimDisk, Arc<Jumping>, Broker, Partition) {
     let (sim, clock, broker, partition) = create_with(&ahead());
-    // The files hold no entry yet, and so are made with the first.
     let (path_suffix, effect) = (Some(".index".to_owned()), Effect::Error(ENOSPC));
     sim.fail_by_chance(RandomFault { on: OpKind::Write, path_suffix, per_million: 1_000_000, effect });
     for _ in 0..5 {
         append(&partition, 200_000).unwrap();
     }
     until("the next segment is ready", || prepared_is_ready(&sim));
+    (sim, clock, broker, partition)
+}
+
+/// Has the entries written that wait: by the last of these appends upkeep was told to.
+fn append_until_entries_are_due(clock: &Jumping, partition: &Partition) {
+    for _ in 0..3 {
+        // Longer than they are left in memory.
+        clock.jump(1);
+        append(partition, 10).unwrap();
+    }
+}
+
+#[track_caller]
+fn assert_only_segment(sim: &SimDisk, base: u64) {
+    let base = format!("{base:020}.");
+    let others: Vec<_> = names(sim).into_iter().filter(|name| !name.starts_with(&base) && name != "checkpoint").collect();
+    assert!(others.is_empty(), "of a segment that is gone there is {others:?}");
+}
+
+#[test]
+fn entries_whose_turn_comes_after_their_segment_went_leave_no_file() {
+    let (sim, clock, broker, partition) = create_with_entries_that_wait();
     // Upkeep is at the checkpoint, and the entries come after it.
     let hold = sim.hold(OpKind::Write, Some("checkpoint"));
     clock.jump(10);
     append(&partition, 10).unwrap();
     hold.wait_until_held();
     sim.clear_faults();
-    for _ in 0..3 {
-        // Longer than they are left in memory.
-        clock.jump(1);
-        append(&partition, 10).unwrap();
-    }
+    append_until_entries_are_due(&clock, &partition);
     let first_of_next = append(&partition, 200_000).unwrap();
     let removed = partition.truncate_before(first_of_next).unwrap();
     assert_eq!(removed.records, 0..first_of_next);
     hold.release();
     drop(partition);
     broker.close().unwrap();
-    let base = format!("{first_of_next:020}.");
-    let others: Vec<_> = names(&sim).into_iter().filter(|name| !name.starts_with(&base) && name != "checkpoint").collect();
-    assert!(others.is_empty(), "of a segment that is gone there is {others:?}");
+    assert_only_segment(&sim, first_of_next);
+}
+
+#[test]
+fn a_segment_that_goes_while_its_entries_are_being_written_leaves_no_file() {
+    let (sim, clock, broker, partition) = create_with_entries_that_wait();
+    let hold = sim.hold(OpKind::Create, Some("00000000000000000000.index"));
+    sim.clear_faults();
+    append_until_entries_are_due(&clock, &partition);
+    hold.wait_until_held();
+    let first_of_next = append(&partition, 200_000).unwrap();
+    let removing = {
+        let partition = partition.clone();
+        std::thread::spawn(move || partition.truncate_before(first_of_next))
+    };
+    // Time for a removal that does not wait, which nothing tells: one that does may come at any moment.
+    std::thread::sleep(Duration::from_millis(100));
+    hold.release();
+    assert_eq!(removing.join().unwrap().unwrap().records, 0..first_of_next);
+    drop(partition);
+    broker.close().unwrap();
+    assert_only_segment(&sim, first_of_next);
 }
 
 /// The simulated disk, with a ring that is said to overlap: the writer's path on io_uring (a commit in flight beside one that is
