@@ -16,6 +16,7 @@
 
 mod blocking;
 mod buffer;
+mod needs;
 mod os;
 mod process;
 mod uring;

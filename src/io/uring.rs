@@ -15,13 +15,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
 use super::blocking::{attach, slot_index};
 use super::buffer::RingId;
 use super::os::Told;
 use super::{Action, Buffer, Completion, File, MAX_TRANSFER, Op, Process, Rejected, Ring, RingConfig, Slot, Token, Waker};
 
+use super::needs::{self, Offer};
 /// The user data of the read that waits for the waker; operations use their place in `in_flight`.
 const WAKE: u64 = u64::MAX;
 
@@ -30,7 +31,14 @@ const DROP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Finds out whether the kernel grants a ring, by making one.
 pub(super) fn probe() -> io::Result<()> {
-    IoUring::new(2).map(|_| ())
+    let ring = IoUring::new(2)?;
+    let mut probe = Probe::new();
+    let operations = match ring.submitter().register_probe(&mut probe) {
+        Ok(()) => Some(|code| probe.is_supported(code)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
+        Err(error) => return Err(error),
+    };
+    needs::judge(&Offer { operations, timed_wait: ring.params().is_feature_ext_arg() })
 }
 
 pub(super) struct UringRing {

@@ -180,6 +180,7 @@ fn entry() {
         "recover" => lengths::recover_role(),
         "fork" => fork::fork_role(),
         "no uring" => environment::no_uring_role(),
+        "no probe" => environment::no_probe_role(),
         "signals" => environment::signals_role(),
         "few files" => limits::few_files_role(),
         "small files" => limits::small_files_role(),

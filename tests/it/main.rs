@@ -17,6 +17,7 @@ mod oracle;
 mod sim;
 mod simulation;
 mod support;
+mod warnings;
 
 mod ahead;
 mod alone;
