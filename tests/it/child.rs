@@ -10,7 +10,7 @@ use sapwood::{Backend, Broker, Error, TopicConfig};
 use serde_json::{Value, json};
 
 use crate::support::{append, config, open, partition_of};
-use crate::{environment, fork, kill, lengths, limits};
+use crate::{environment, fork, kill, lengths, limits, pinning};
 
 const ROLE: &str = "SAPWOOD_IT_ROLE";
 const ARGUMENTS: &str = "SAPWOOD_IT_ARGUMENTS";
@@ -181,6 +181,7 @@ fn entry() {
         "fork" => fork::fork_role(),
         "no uring" => environment::no_uring_role(),
         "no probe" => environment::no_probe_role(),
+        "pinning" => pinning::pinning_role(),
         "signals" => environment::signals_role(),
         "few files" => limits::few_files_role(),
         "small files" => limits::small_files_role(),

@@ -49,6 +49,7 @@ mod moving;
 mod offsets;
 mod oracle_checks;
 mod producers;
+mod pinning;
 mod property;
 mod reader_modes;
 mod reading;
