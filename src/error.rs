@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::record::{Flaw, RecordTooLarge};
 
@@ -224,6 +225,15 @@ pub enum Error {
         topic: String,
         /// The partition's number.
         partition: u32,
+    },
+    /// Closing took longer than it was given, and goes on by itself. Handles get [`Self::Closed`], and the directory stays locked until the device
+    /// has answered: see [`Broker::close_within`](crate::Broker::close_within).
+    #[error("{path:?} could not be closed within {limit:?}: the device has not answered yet; it stays locked until then")]
+    CloseTimedOut {
+        /// The data directory.
+        path: PathBuf,
+        /// How long it was given.
+        limit: Duration,
     },
     /// The broker or the topic was closed, or the topic deleted.
     #[error("{path:?} is closed")]

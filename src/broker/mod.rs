@@ -3,6 +3,7 @@
 //! A topic appears whole or not at all: it is laid out under a hidden name, which a rename makes its own; and it is deleted
 //! the same way backwards. What an interrupted one leaves under a hidden name is removed on opening.
 
+mod closing;
 mod remove;
 mod retention;
 mod topics;
@@ -64,6 +65,8 @@ struct Inner {
     /// What ages go by. Held during a pass.
     time: Mutex<SoundTime>,
     workers: Workers,
+    /// Whether threads do its work, not a stepper.
+    by_itself: bool,
 }
 
 impl Broker {
@@ -133,7 +136,7 @@ impl Broker {
         let by_itself = matches!(around.workers, Workers::Threads | Workers::Shared(_));
         let workers = around.workers.clone();
         let topics = Topics::new(dir.to_owned(), process, around, topics);
-        let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, topics, time, workers });
+        let inner = Arc::new(Inner { dir: dir.to_owned(), disk, report, topics, time, workers, by_itself });
         let every = config.retention_every.filter(|_| by_itself);
         let schedule = every.map(|every| Schedule::start(Arc::clone(&inner), every).map(Arc::new)).transpose();
         Ok(Self(inner, schedule.map_err(Error::io("start a retention thread for", dir))?))
@@ -326,20 +329,6 @@ impl Broker {
     /// As for [`Self::next_offset`] and [`Partition::read_one`](crate::Partition::read_one).
     pub fn consume(&self, topic: &str, partition: u32, offset: u64) -> Result<OwnedRecord> {
         self.topic(topic)?.partition(partition)?.read_one(offset)
-    }
-
-    /// Writes everything that is queued, gives preallocated space back, and lets go of the directory. All handles, clones of
-    /// this one among them, get [`Error::Closed`] from then on.
-    ///
-    /// # Blocking
-    /// Also until who makes, alters or deletes a topic is done.
-    ///
-    /// # Errors
-    /// The first failure; everything is closed all the same. A partition that had stopped tells why.
-    pub fn close(self) -> Result<()> {
-        let closed = self.0.topics.close()?.iter().map(Topic::close).fold(Ok(()), Result::and);
-        self.0.workers.end();
-        closed
     }
 }
 

@@ -101,11 +101,17 @@ impl Topics {
         }
     }
 
-    /// Lets nobody claim anything from now on, waits until all claims ended, and gives the topics away.
-    pub(super) fn close(&self) -> Result<Vec<Topic>> {
+    /// Lets nobody claim anything from now on, or have a topic. Tells which there are.
+    pub(super) fn end(&self) -> Result<Vec<Topic>> {
         let mut state = self.state()?;
         self.check_open(&state)?;
         state.around = None;
+        Ok(state.slots.values().filter_map(|slot| slot.topic.clone()).collect())
+    }
+
+    /// Waits until all claims ended, and gives the topics away. To be called by who ended it.
+    pub(super) fn take(&self) -> Result<Vec<Topic>> {
+        let mut state = self.state()?;
         while state.slots.values().any(|slot| slot.claimed) {
             state = self.wait(state);
         }

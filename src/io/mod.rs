@@ -16,6 +16,7 @@
 
 mod blocking;
 mod buffer;
+mod needs;
 mod os;
 mod process;
 mod uring;
@@ -286,7 +287,8 @@ pub struct Completion {
 
 /// Completion-based I/O for one thread.
 ///
-/// Dropping a ring waits for what is in flight; where a completion does not come in time, its buffer is leaked, never freed.
+/// Dropping a ring waits for what is in flight: for writes without limit; where the completion of a read does not come in time, its buffer is
+/// leaked, never freed.
 pub trait Ring: Debug + Send {
     /// The buffers that the ring was made with, once; later calls give an empty list.
     fn take_buffers(&mut self) -> Vec<Buffer>;

@@ -49,12 +49,18 @@ impl OsDisk {
     /// Finds out which system interface serves here.
     ///
     /// # Errors
-    /// The kernel's refusal (`EPERM` in many containers, `ENOSYS`, …) if `backend` is [`Backend::Uring`].
+    /// The kernel's refusal (`EPERM` in many containers, `ENOSYS`, …) if `backend` is [`Backend::Uring`]; `Unsupported`, with the name of what
+    /// is missing, if its rings cannot do all that is asked of them.
     pub fn new(backend: Backend) -> io::Result<Self> {
+        Self::by(backend, uring::probe)
+    }
+
+    /// [`Self::new`], by this word on whether rings serve here.
+    fn by(backend: Backend, probe: impl FnOnce() -> io::Result<()>) -> io::Result<Self> {
         let uring = match backend {
             Backend::Posix => false,
-            Backend::Uring => uring::probe().map(|()| true)?,
-            Backend::Auto => match uring::probe() {
+            Backend::Uring => probe().map(|()| true)?,
+            Backend::Auto => match probe() {
                 Ok(()) => true,
                 // That says nothing of io_uring, and passes.
                 Err(error) if is_out_of_files(&error) => return Err(error),
@@ -377,5 +383,38 @@ fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Err
             Err(Errno::INTR) => {}
             result => return result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::needs::NEEDS;
+    use super::super::needs::tests::{assert_names, without};
+    use super::super::{Action, Buffer, Op, Token};
+    use super::*;
+
+    #[test]
+    fn b133_a_ring_that_lacks_anything_is_done_without_or_refused_before_anything_is_made() {
+        for need in &NEEDS {
+            let error = OsDisk::by(Backend::Uring, || without(need)).unwrap_err();
+            assert_names(&error, &[*need]);
+            // System calls never ask.
+            assert_eq!(OsDisk::by(Backend::Posix, || panic!("asked for a ring")).unwrap().backend(), "posix");
+
+            let disk = OsDisk::by(Backend::Auto, || without(need)).unwrap();
+            assert_eq!(disk.backend(), "posix");
+            let dir = tempfile::tempdir().unwrap();
+            let file = disk.open(&dir.path().join("f"), Open::NEW).unwrap();
+            let config = RingConfig { depth: 1, files: 1, register_files: true, buffers: 0, buffer_bytes: 4096, one_thread: true };
+            let mut ring = disk.ring(&config).unwrap();
+            let slot = ring.attach(Arc::clone(&file)).unwrap();
+            for action in [Action::Write { durable: true }, Action::Read] {
+                let buffer = Buffer::new(4096).unwrap();
+                ring.submit(Token(1), Op { action, slot, position: 0, buffer, range: 0..4096 }).unwrap();
+                ring.wait(None).unwrap();
+                assert_eq!(ring.reap().unwrap().unwrap().result.unwrap(), 4096);
+            }
+        }
+        assert_eq!(OsDisk::by(Backend::Uring, || Ok(())).unwrap().backend(), "uring");
     }
 }

@@ -8,6 +8,9 @@
 //! keeps each operation's buffer and file in `in_flight` until then, and its `Drop` waits, or leaks them.
 #![allow(unsafe_code, reason = "submission hands addresses to the kernel")]
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::io;
 use std::mem::{self, ManuallyDrop};
@@ -15,22 +18,31 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
 use super::blocking::{attach, slot_index};
 use super::buffer::RingId;
+use super::needs::{self, Offer};
 use super::os::Told;
 use super::{Action, Buffer, Completion, File, MAX_TRANSFER, Op, Process, Rejected, Ring, RingConfig, Slot, Token, Waker};
 
 /// The user data of the read that waits for the waker; operations use their place in `in_flight`.
 const WAKE: u64 = u64::MAX;
 
-/// How long a dropped ring waits for the device before it leaks what is in flight.
+/// How long a dropped ring waits for the reads in flight before it leaks their memory. Writes it waits for without limit: whoever lets go of the
+/// ring lets go of the file, too, and another must not have it while the kernel may write there.
 const DROP_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Finds out whether the kernel grants a ring, by making one.
+/// Finds out whether the kernel grants a ring, by making one, and whether it can do what the engine has it do.
 pub(super) fn probe() -> io::Result<()> {
-    IoUring::new(2).map(|_| ())
+    let ring = IoUring::new(2)?;
+    let mut probe = Probe::new();
+    let operations = match ring.submitter().register_probe(&mut probe) {
+        Ok(()) => Some(|code| probe.is_supported(code)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
+        Err(error) => return Err(error),
+    };
+    needs::judge(&Offer { operations, timed_wait: ring.params().is_feature_ext_arg() })
 }
 
 pub(super) struct UringRing {
@@ -48,6 +60,7 @@ pub(super) struct UringRing {
     /// What the wake's read reads into; on the heap, where it stays when the ring moves.
     wake_counter: Box<[u8; 8]>,
     wake: Wake,
+    patience: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +76,7 @@ enum Wake {
 /// What the kernel uses until the completion.
 struct InFlight {
     token: Token,
+    writes: bool,
     buffer: Buffer,
     _file: Arc<dyn File>,
 }
@@ -95,6 +109,7 @@ impl UringRing {
             waker: Waker::new()?,
             wake_counter: Box::new([0; 8]),
             wake: Wake::Unused,
+            patience: DROP_PATIENCE,
         })
     }
 
@@ -234,7 +249,7 @@ impl Ring for UringRing {
         let user_data = u64::try_from(index).expect("usize is 64 bits wide");
         let entry = self.entry_of(action, slot, position, &mut buffer, range).user_data(user_data);
         let file = self.files[slot_index(slot)].as_ref().expect("operations name an attached file");
-        self.in_flight[index] = Some(InFlight { token, buffer, _file: Arc::clone(file) });
+        self.in_flight[index] = Some(InFlight { token, writes: action != Action::Read, buffer, _file: Arc::clone(file) });
         // An error after the entry was queued leaves it in `in_flight`, where it is safe; the ring is of no more use then.
         match self.push(&entry) {
             Ok(()) => Ok(()),
@@ -283,9 +298,10 @@ impl Ring for UringRing {
 }
 
 impl UringRing {
-    /// Waits for what is in flight. False if it did not complete in time.
+    /// Waits for what is in flight. False if reads, and nothing else, did not complete in time.
     fn drain(&mut self) -> bool {
-        let deadline = Instant::now() + DROP_PATIENCE;
+        let deadline = Instant::now() + self.patience;
+        let mut told = false;
         if self.wake == Wake::Armed {
             self.waker.wake();
         }
@@ -294,8 +310,14 @@ impl UringRing {
             if self.wake != Wake::Armed && self.in_flight.iter().all(Option::is_none) {
                 return true;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.enter_and_wait(Some(left)).is_err() {
+            let left = Some(deadline.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
+            if left.is_none() && !self.in_flight.iter().flatten().any(|operation| operation.writes) {
+                return false;
+            }
+            if left.is_none() && !mem::replace(&mut told, true) {
+                tracing::error!("a write did not complete in {:?}; it is waited for", self.patience);
+            }
+            if self.enter_and_wait(left).is_err() {
                 return false;
             }
         }
@@ -314,7 +336,7 @@ impl Drop for UringRing {
             }
             false
         } else {
-            tracing::error!("operations did not complete in {DROP_PATIENCE:?}; their memory is leaked");
+            tracing::error!("operations did not complete in {:?}; their memory is leaked", self.patience);
             true
         };
         if leaks {

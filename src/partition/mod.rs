@@ -225,6 +225,12 @@ impl Shared {
         if self.process.is_current() { Ok(()) } else { Err(Error::Forked { path: self.dir.to_path_buf() }) }
     }
 
+    /// # Errors
+    /// [`Error::Closed`] if it was left to close by itself, and has not yet: nobody knows when its writer answers.
+    fn check_answers(&self) -> Result<()> {
+        if self.stopped.get().is_none() { self.check_open() } else { self.check_process() }
+    }
+
     fn check_open(&self) -> Result<()> {
         self.check_process()?;
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed { path: self.dir.to_path_buf() }) } else { Ok(()) }
@@ -439,7 +445,7 @@ impl Partition {
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
-        self.0.shared.check_process()?;
+        self.0.shared.check_answers()?;
         let limit = self.0.shared.live.max_batch_bytes();
         if batch.is_empty() {
             Err(Error::EmptyBatch)
@@ -542,6 +548,13 @@ impl Partition {
     pub(crate) fn close(&self) -> Result<()> {
         self.0.close()
     }
+
+    /// All handles are told that it is closed, whether or not whoever closes it comes to an end.
+    pub(crate) fn leave_to_close(&self) {
+        self.0.shared.closed.store(true, Ordering::Release);
+        self.0.shared.watches.appended.tell_all();
+        self.0.shared.watches.durable.tell_all();
+    }
 }
 
 impl Inner {
@@ -553,7 +566,11 @@ impl Inner {
 
     /// Sends a message and waits for its answer.
     fn ask(&self, message: impl FnOnce(Answerer<Result<()>>) -> Message) -> Result<()> {
-        self.shared.check_process()?;
+        self.shared.check_answers()?;
+        self.ask_writer(message)
+    }
+
+    fn ask_writer(&self, message: impl FnOnce(Answerer<Result<()>>) -> Message) -> Result<()> {
         let (answer, reply) = reply::pair();
         if self.send(message(answer)).is_err() {
             return Err(self.shared.why_stopped());
@@ -573,7 +590,7 @@ impl Inner {
         if moves {
             self.shared.moved.store(true, Ordering::Release);
         }
-        let result = self.ask(|answer| Message::Close { answer });
+        let result = self.ask_writer(|answer| Message::Close { answer });
         // A panic of the writer was caught, and is the latch's error.
         match runs_on {
             RunsOn::OwnThread(thread) => drop(thread.join()),

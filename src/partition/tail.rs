@@ -262,7 +262,7 @@ impl Tail {
     /// # Errors
     /// If there is not, and never will be.
     fn has_more(&self) -> Result<bool> {
-        self.shared.check_process()?;
+        self.shared.check_answers()?;
         self.check_place()?;
         // In this order: once the writer stopped, its ends are final.
         let stopped = self.shared.stopped.get().is_some();

@@ -10,7 +10,7 @@ use sapwood::{Backend, Broker, Error, TopicConfig};
 use serde_json::{Value, json};
 
 use crate::support::{append, config, open, partition_of};
-use crate::{environment, fork, kill, lengths, limits, many};
+use crate::{environment, fork, kill, lengths, limits, many, pinning};
 
 const ROLE: &str = "SAPWOOD_IT_ROLE";
 const ARGUMENTS: &str = "SAPWOOD_IT_ARGUMENTS";
@@ -180,6 +180,8 @@ fn entry() {
         "recover" => lengths::recover_role(),
         "fork" => fork::fork_role(),
         "no uring" => environment::no_uring_role(),
+        "no probe" => environment::no_probe_role(),
+        "pinning" => pinning::pinning_role(),
         "signals" => environment::signals_role(),
         "few files" => limits::few_files_role(),
         "rest" => many::rest_role(),

@@ -1,7 +1,9 @@
 //! What a system may do to a process, by kinds that others met: io_uring denied, transfers of any length, signals, writes that are refused.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use sapwood::io::OsDisk;
 use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
 use sapwood::{Backend, Batch, Broker, Durability, Error, TopicConfig};
 use serde_json::json;
@@ -13,6 +15,7 @@ use crate::support::{
     TOPIC, TestClock, append, assert_in_order, batch, config, contents, create, each_backend, open, partition_dir, partition_of, read_all,
     scratch, seed, small,
 };
+use crate::warnings::Warnings;
 
 /// Records of many lengths.
 fn records(count: u32) -> Vec<(Vec<u8>, Vec<u8>)> {
@@ -126,18 +129,43 @@ fn b126_b140_what_is_in_flight_when_everybody_lets_go_is_written_as_it_was_given
     }
 }
 
-/// Denies io_uring, as a container's profile does, with that errno.
-#[allow(unsafe_code, reason = "a filter of system calls is installed by a call of the C library")]
-fn deny_io_uring(errno: u32) {
-    let statement = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
-    // The number of the call is the first word; 425 to 427 are those of io_uring on every architecture.
-    let mut filter = [
+/// The calls of io_uring, on every architecture: one to set it up, one to enter it, one to register with it.
+const IO_URING: RangeInclusive<u32> = 425..=427;
+
+fn statement(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+/// Lets these system calls fail in this process from now on, as a container's profile does, with that errno.
+pub fn refuse_call(calls: RangeInclusive<u32>, errno: u32) {
+    // The number of the call is the first word.
+    filter_calls(&mut [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 425, 0, 2),
-        statement(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 427, 1, 0),
+        statement(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, *calls.start(), 0, 2),
+        statement(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, *calls.end(), 1, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno, 0, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
+    ]);
+}
+
+/// Lets the kernel know of no way to ask a ring for its operations, as before Linux 5.6.
+fn refuse_probes() {
+    const EINVAL: u32 = 22;
+    const REGISTER_PROBE: u32 = 8;
+    // What is to be registered is the second argument; its lower half is where this machine keeps it.
+    let second = 24 + if cfg!(target_endian = "big") { 4 } else { 0 };
+    filter_calls(&mut [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, *IO_URING.end(), 0, 3),
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, second, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, REGISTER_PROBE, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | EINVAL, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ]);
+}
+
+#[allow(unsafe_code, reason = "a filter of system calls is installed by a call of the C library")]
+fn filter_calls(filter: &mut [libc::sock_filter]) {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the program and its filter live until the call returns, which copies them.
     let denied = unsafe {
@@ -148,7 +176,7 @@ fn deny_io_uring(errno: u32) {
 }
 
 pub fn no_uring_role() {
-    deny_io_uring(child::argument("errno").as_u64().unwrap() as u32);
+    refuse_call(IO_URING, child::argument("errno").as_u64().unwrap() as u32);
     let data = std::path::PathBuf::from(child::text("data"));
     let wanted = data.join("wanted");
     match Broker::open(&wanted, config(Backend::Uring, small())) {
@@ -178,6 +206,43 @@ fn b121_where_io_uring_is_denied_that_is_said_or_done_without() {
         assert_eq!(child.expect_line(), "done");
         assert!(child.finish().success());
     }
+}
+
+pub fn no_probe_role() {
+    refuse_probes();
+    let warnings = Warnings::collect();
+    let assert_named = |text: &str| {
+        assert!(text.contains("lacks IORING_OP_READ, which Linux 5.6 and later have, IORING_OP_WRITE, which Linux 5.6"), "{text}");
+    };
+    let data = std::path::PathBuf::from(child::text("data"));
+    let wanted = data.join("wanted");
+    match Broker::open(&wanted, config(Backend::Uring, small())) {
+        Err(error @ Error::IoUringUnavailable { .. }) => assert_named(&error.to_string()),
+        other => panic!("{:?}", other.map(|broker| broker.backend())),
+    }
+    assert!(!wanted.exists(), "something was made");
+    assert_eq!(warnings.all(), Vec::<String>::new());
+    let (broker, partition) = create(&data.join("auto"), Backend::Auto, &small());
+    assert_eq!((broker.backend(), append(&partition, b"k", b"v")), ("posix", 0));
+    assert_eq!(read_all(&partition).len(), 1);
+    drop(partition);
+    broker.close().unwrap();
+    let all = warnings.all();
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_named(&all[0]);
+    say("done");
+}
+
+#[test]
+fn b133_a_kernel_whose_rings_cannot_do_all_is_told_at_the_start_and_done_without() {
+    if let Err(error) = OsDisk::new(Backend::Uring) {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    let data = scratch();
+    let mut child = Child::start("no probe", &json!({ "data": data.path() }));
+    assert_eq!(child.expect_line(), "done");
+    assert!(child.finish().success());
 }
 
 #[allow(unsafe_code, reason = "a timer's signals are asked for by calls of the C library")]
