@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use core_affinity::CoreId;
-use sapwood::{Backend, Broker, BrokerConfig, Pinning, TopicConfig};
+use sapwood::{Backend, Broker, BrokerConfig, Pinning, TopicConfig, Writers};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -60,7 +60,8 @@ pub fn pinning_role() {
     };
     let warnings = Warnings::collect();
     let before = allowed();
-    let config = BrokerConfig { pinning, ..config(Backend::Posix, small()) };
+    // It is asked where the writer of each partition runs, and what its upkeep has of that.
+    let config = BrokerConfig { pinning, writers: Writers::PerPartition, ..config(Backend::Posix, small()) };
     let broker = Broker::open(Path::new(&child::text("data")), config).unwrap();
     let topic = broker.create_topic(TOPIC, TopicConfig { partitions: PARTITIONS, ..small() }).unwrap();
     for number in 0..PARTITIONS {
