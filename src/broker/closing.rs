@@ -29,7 +29,7 @@ impl Broker {
     }
 
     /// [`Self::close`], for no longer than `limit`: for a device that may have stopped answering. The partitions are closed side by side, so that one
-    /// that hangs holds up no other.
+    /// that hangs holds up no other, but where they share a thread ([`Writers::Shared`](crate::Writers::Shared)).
     ///
     /// Where the time does not suffice, closing goes on by itself. All handles get [`Error::Closed`] nevertheless; whoever waits by then, for the
     /// answer to an append or for room to queue one, waits until the device has answered. Until it has, memory that it may still read or
