@@ -10,7 +10,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sapwood::{Backend, Batch, Broker, BrokerConfig, Durability, Partition, Pinning, ReadMode, ReaderConfig, TopicConfig, Visibility};
+use sapwood::{
+    Backend, Batch, Broker, BrokerConfig, Durability, Partition, Pinning, ReadMode, ReaderConfig, TopicConfig, Visibility, Writers,
+};
 
 use crate::operations;
 use crate::record::{Order, Place, Rng, Tag};
@@ -53,6 +55,9 @@ pub fn config(rng: &mut Rng) -> BrokerConfig {
         backend: rng.one_of(&[Backend::Auto, Backend::Posix]),
         pinning: rng.one_of(&[Pinning::Auto, Pinning::None]),
         retention_every: rng.one_of(&[None, Some(Duration::from_millis(20))]),
+        writers: rng.one_of(&[Writers::PerPartition, Writers::Shared(1), Writers::Shared(2)]),
+        // Enough for all, for some, and for none.
+        buffer_bytes: rng.one_of(&[1 << 30, 4 << 20, 0]),
         ..BrokerConfig::default()
     }
 }
