@@ -26,6 +26,7 @@ mod records;
 mod reply;
 mod retention;
 mod sealed;
+mod shared;
 mod start;
 #[cfg(feature = "sim")]
 mod stepper;
@@ -46,21 +47,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use crate::clock::Clock;
-use crate::config::{Durability, Opening, TopicConfig, WaitStrategy};
+use crate::config::{Opening, TopicConfig, WaitStrategy};
 use crate::error::{Error, Result};
-use crate::io::{BLOCK, Disk, Lock, Process};
+use crate::io::{Disk, Lock, Process};
 use crate::metrics::{Metrics, Stats};
 use crate::record::{Batch, to_usize};
-use crate::segment::Segment;
 
 use active::Active;
 use cut::Cuts;
 use ends::Ends;
 use helm::Helm;
-use live::{Fixed, Live};
 use queue::{Bell, Message, Queue, Refused};
 use recent::Recent;
 use reply::{Answerer, Reply};
+use shared::{Shared, Watches};
 use start::Start;
 use ticket::Answer;
 use watch::Watch;
@@ -85,177 +85,6 @@ pub use tail::TailStream;
 pub use tail::{Tail, TailEvent, TailRecords};
 pub use ticket::{Ticket, TryAppendError};
 pub(crate) use workers::Workers;
-
-/// What a partition's threads share.
-#[derive(Debug)]
-struct Shared {
-    dir: Arc<Path>,
-    config: Fixed,
-    /// The settings that may change.
-    live: Live,
-    disk: Arc<dyn Disk>,
-    segments: RwLock<Vec<Arc<Segment>>>,
-    ends: Ends,
-    watches: Watches,
-    /// That the writer stopped, and why if it was not told to. Set before it lets go of anything.
-    stopped: OnceLock<Option<Error>>,
-    closed: AtomicBool,
-    /// That it takes no more appends because it moves elsewhere. Set before its writer is told to end.
-    moved: AtomicBool,
-    /// Whose threads do the work. A child that it forks has none of them.
-    process: Process,
-    metrics: Metrics,
-    /// The end of the log, in memory.
-    recent: Recent,
-    /// What it may hold in buffers, with the broker's other partitions.
-    buffers: Arc<BufferBudget>,
-    /// Written by one thread at a time: the writer when it closes, else the upkeep thread.
-    checkpoints: Mutex<Checkpoints>,
-    cuts: Cuts,
-    /// No record before it is given out, also where its segment is still there.
-    start: Start,
-    /// Held by whoever removes segments, and to the end by whoever closes.
-    removing: Mutex<()>,
-    workers: Workers,
-}
-
-/// Who waits for the watermarks to move.
-#[derive(Debug)]
-struct Watches {
-    appended: Arc<Watch>,
-    durable: Arc<Watch>,
-}
-
-impl Shared {
-    fn appended_end(&self) -> u64 {
-        self.ends.appended()
-    }
-
-    fn durable_end(&self) -> u64 {
-        self.ends.durable()
-    }
-
-    fn set_appended_end(&self, end: u64) {
-        self.ends.set_appended(end);
-    }
-
-    fn set_durable_end(&self, end: u64) {
-        self.ends.set_durable(end);
-    }
-
-    /// Wakes those who wait for an end that was moved meanwhile.
-    fn tell_watchers(&self) {
-        self.watches.appended.tell(self.appended_end());
-        self.watches.durable.tell(self.durable_end());
-    }
-
-    /// Says why the writer stops: the ends move no more.
-    fn stop(&self, error: Option<Error>) {
-        let first = self.stopped.set(error).is_ok();
-        assert!(first, "a partition has one writer, which stops once");
-        self.watches.appended.tell_all();
-        self.watches.durable.tell_all();
-    }
-
-    fn first_offset(&self) -> u64 {
-        self.with_segments(|segments| segments.first().map_or(0, |segment| segment.base())).max(self.start.offset())
-    }
-
-    /// Lets `look` see the segments, by base. Never empty, once the partition is open.
-    fn with_segments<T>(&self, look: impl FnOnce(&[Arc<Segment>]) -> T) -> T {
-        look(&self.segments.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn push_segment(&self, segment: Arc<Segment>) {
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).push(segment);
-    }
-
-    /// The segment that holds the record `offset`, if any does: the last one that begins at or before it.
-    fn segment_of(&self, offset: u64) -> Option<Arc<Segment>> {
-        self.with_segments(|segments| {
-            let behind = segments.partition_point(|segment| segment.base() <= offset);
-            segments[..behind].last().map(Arc::clone)
-        })
-    }
-
-    /// Whether the segment that begins at `base` is there, and was not removed.
-    fn has_segment(&self, base: u64) -> bool {
-        self.with_segments(|segments| segments.binary_search_by_key(&base, |segment| segment.base()).is_ok())
-    }
-
-    /// The segment before the one that begins at `base`.
-    fn segment_before(&self, base: u64) -> Option<Arc<Segment>> {
-        self.with_segments(|segments| {
-            let before = segments.partition_point(|segment| segment.base() < base).checked_sub(1)?;
-            Some(Arc::clone(&segments[before]))
-        })
-    }
-
-    /// The segment behind the one that begins at `base`.
-    fn segment_after(&self, base: u64) -> Option<Arc<Segment>> {
-        self.with_segments(|segments| segments.get(segments.partition_point(|segment| segment.base() <= base)).map(Arc::clone))
-    }
-
-    /// What whoever waits for a writer that is gone is told.
-    ///
-    /// Waits for the writer's last word: a panic drops the answers in its hands before anybody can say why.
-    fn why_stopped(&self) -> Error {
-        self.workers.work_until(|| self.stopped.get().is_some());
-        match self.stopped.wait() {
-            Some(cause) => Error::Failed { path: self.dir.to_path_buf(), cause: Arc::new(cause.clone()) },
-            None if self.moved.load(Ordering::Acquire) && self.check_open().is_ok() => Error::Moved { path: self.dir.to_path_buf() },
-            None => Error::Closed { path: self.dir.to_path_buf() },
-        }
-    }
-
-    /// Notes how far the log is durable. A failure is told, and costs the next opening a longer scan.
-    fn write_checkpoint(&self, checkpoint: &Checkpoint) {
-        // A write that a panic interrupted leaves the slot before sound, and is made again.
-        let mut checkpoints = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = checkpoints.write(checkpoint);
-        checkpoints.tell(written);
-    }
-
-    fn has_failed(&self) -> bool {
-        matches!(self.stopped.get(), Some(Some(_)))
-    }
-
-    /// Whether this still is the process that opened it. To be asked before any lock that a thread of the parent may have held.
-    fn check_process(&self) -> Result<()> {
-        if self.process.is_current() { Ok(()) } else { Err(Error::Forked { path: self.dir.to_path_buf() }) }
-    }
-
-    /// # Errors
-    /// [`Error::Closed`] if it was left to close by itself, and has not yet: nobody knows when its writer answers.
-    fn check_answers(&self) -> Result<()> {
-        if self.stopped.get().is_none() { self.check_open() } else { self.check_process() }
-    }
-
-    fn check_open(&self) -> Result<()> {
-        self.check_process()?;
-        if self.closed.load(Ordering::Acquire) { Err(Error::Closed { path: self.dir.to_path_buf() }) } else { Ok(()) }
-    }
-
-    /// What was found in the files, unless the topic was deleted meanwhile: then an error is no failure of the device, and a record may be one of a
-    /// topic that was made under the same name.
-    fn if_still_open<T>(&self, found: Result<T>) -> Result<T> {
-        self.check_open().and(found)
-    }
-
-    fn out_of_range(&self, offset: u64) -> Error {
-        Error::OffsetOutOfRange { offset, first: self.first_offset(), next: self.appended_end() }
-    }
-
-    /// How the memory of a busy writer is made: how many regions of how many bytes. Two are commits', the one that is written and the
-    /// one that is filled, the rest keeps what was written.
-    fn regions(&self) -> (usize, usize) {
-        let tail = if self.config.durability == Durability::Durable { self.config.tail_bytes } else { 0 };
-        // The kernel registers a limited number of them.
-        let region = self.config.commit_bytes.max(tail / MOST_KEPT_REGIONS).next_multiple_of(BLOCK);
-        let kept = tail.div_ceil(region);
-        (2 + to_usize(kept), to_usize(region))
-    }
-}
 
 /// Where the writer goes on.
 #[derive(Debug)]
@@ -308,9 +137,6 @@ enum RunsOn {
     #[cfg(feature = "sim")]
     Steps,
 }
-
-/// Regions of memory for the end of the log at most; where that is less than was asked for, they are larger.
-const MOST_KEPT_REGIONS: u64 = 64;
 
 impl Partition {
     /// Opens, and where needed mends, the partition in `dir`, an existing directory; begins it if it holds no segment.
