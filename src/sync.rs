@@ -106,6 +106,10 @@ mod primitives {
             pub(crate) fn try_recv(&self) -> Result<T, Empty> {
                 self.0.queue.lock().unwrap().pop_front().ok_or(Empty)
             }
+
+            pub(crate) fn is_empty(&self) -> bool {
+                self.0.queue.lock().unwrap().is_empty()
+            }
         }
 
         #[derive(Debug)]

@@ -4,6 +4,7 @@
 //! moves and which only grow, but for a truncation ([`cut`]). `durable_end` never passes `appended_end`.
 
 mod active;
+mod bench;
 mod budget;
 mod checkpoint;
 mod commit;

@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::bench::Chores;
 use super::helm::Helm;
 use super::queue::Where;
 use super::upkeep::Worker;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::active::{self, Prepared};
+use super::bench::Chores;
 use super::checkpoint::Checkpoint;
 use super::index_files::IndexFiles;
 use super::queue::Bell;
@@ -299,22 +300,22 @@ impl Drop for Started {
     }
 }
 
+impl Chores for Worker {
+    fn work_once(&mut self) -> bool {
+        self.jobs.try_recv().map(|job| self.work_at(job)).is_ok()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+}
+
 impl Worker {
     /// Does jobs until no more can come.
     pub(super) fn work(mut self) {
         while let Ok(job) = self.jobs.recv() {
             self.work_at(job);
         }
-    }
-
-    /// Does one job, if there is one to do.
-    pub(super) fn work_once(&mut self) -> bool {
-        self.jobs.try_recv().map(|job| self.work_at(job)).is_ok()
-    }
-
-    /// Whether nothing is to be done now.
-    pub(super) fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
     }
 
     fn work_at(&mut self, job: Job) {

@@ -1,13 +1,13 @@
 //! Who does a partition's work: threads of its own, threads that many share, or, in a simulation, whoever would wait for it.
 
-use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::bench::{Bench, Errand};
 use super::hands::{Desk, Hand};
 use super::reply;
 #[cfg(feature = "sim")]
@@ -35,7 +35,7 @@ pub(crate) enum Workers {
 #[derive(Debug)]
 pub(super) enum AtWork {
     Thread(Option<JoinHandle<()>>),
-    Shared(Arc<Bench>, Arc<Errand>),
+    Shared(Arc<Bench<Worker>>, Arc<Errand<Worker>>),
     #[cfg(feature = "sim")]
     Stepped(Stepper, TaskId),
 }
@@ -57,7 +57,7 @@ impl Workers {
         // What was started is ended with the crew, also where the rest cannot be.
         let crew = Crew {
             process,
-            bench: Arc::default(),
+            bench: Bench::new(),
             desks: (0..writers).map(|_| Desk::new()).collect(),
             threads: Mutex::default(),
             turn: AtomicU32::new(0),
@@ -125,10 +125,7 @@ impl Workers {
                 let thread = thread::Builder::new().name("log upkeep".to_owned()).spawn(move || worker.work())?;
                 Ok(AtWork::Thread(Some(thread)))
             }
-            Self::Shared(crew) => {
-                let errand = Errand { worker: Mutex::new(Some(worker)), called: AtomicBool::new(false) };
-                Ok(AtWork::Shared(Arc::clone(&crew.bench), Arc::new(errand)))
-            }
+            Self::Shared(crew) => Ok(AtWork::Shared(Arc::clone(&crew.bench), Errand::new(worker))),
             #[cfg(feature = "sim")]
             Self::Stepped(stepper) => Ok(AtWork::Stepped(stepper.clone(), stepper.add_upkeep(worker))),
         }
@@ -151,13 +148,7 @@ impl AtWork {
                     let _ = thread.join();
                 }
             }
-            Self::Shared(_, errand) => {
-                // Waits for the job that is being done. What is left is done here, in its order.
-                let worker = errand.worker().take();
-                if let Some(mut worker) = worker {
-                    while worker.work_once() {}
-                }
-            }
+            Self::Shared(_, errand) => errand.finish(),
             #[cfg(feature = "sim")]
             Self::Stepped(stepper, task) => stepper.finish(*task),
         }
@@ -169,7 +160,7 @@ impl AtWork {
 pub(crate) struct Crew {
     process: Process,
     desks: Vec<Arc<Desk>>,
-    bench: Arc<Bench>,
+    bench: Arc<Bench<Worker>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Which desk the next partition gets.
     turn: AtomicU32,
@@ -208,80 +199,5 @@ impl Drop for Crew {
             return;
         }
         self.end();
-    }
-}
-
-/// Where upkeep's threads take their jobs from.
-#[derive(Debug, Default)]
-pub(super) struct Bench {
-    waiting: Mutex<Waiting>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    errands: VecDeque<Arc<Errand>>,
-    closed: bool,
-}
-
-/// The upkeep of one partition: one thread at a time is at it.
-#[derive(Debug)]
-pub(super) struct Errand {
-    /// Until it is finished.
-    worker: Mutex<Option<Worker>>,
-    /// Whether it waits for a thread, or one is at it.
-    called: AtomicBool,
-}
-
-impl Errand {
-    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
-        // A panic of a job is caught by the worker.
-        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Bench {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// No job is missed: (1) whoever calls has sent its job, then swaps `called`; (2) the thread that did a job clears `called`, then looks for
-    /// more. All are sequentially consistent: either the caller finds it cleared, or the thread sees the job.
-    fn call(&self, errand: &Arc<Errand>) {
-        if !errand.called.swap(true, Ordering::SeqCst) {
-            self.waiting().errands.push_back(Arc::clone(errand));
-            self.changed.notify_one();
-        }
-    }
-
-    fn close(&self) {
-        self.waiting().closed = true;
-        self.changed.notify_all();
-    }
-
-    /// Does jobs, one of each partition in turn, until the bench is closed.
-    fn work(&self) {
-        loop {
-            let errand = {
-                let mut waiting = self.waiting();
-                loop {
-                    if let Some(errand) = waiting.errands.pop_front() {
-                        break errand;
-                    }
-                    if waiting.closed {
-                        return;
-                    }
-                    waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-                }
-            };
-            if let Some(worker) = &mut *errand.worker() {
-                worker.work_once();
-            }
-            errand.called.store(false, Ordering::SeqCst);
-            let has_more = errand.worker().as_ref().is_some_and(|worker| !worker.is_idle());
-            if has_more {
-                self.call(&errand);
-            }
-        }
     }
 }
