@@ -257,6 +257,14 @@ impl Error {
         }
     }
 
+    /// [`Self::DiskFull`] for what the system says where there is no room.
+    pub(crate) fn or_full(self) -> Self {
+        match self {
+            Self::Io { ref path, .. } if self.is_disk_full() => Self::DiskFull { path: path.clone(), needed: 0, appended: 0 },
+            error => error,
+        }
+    }
+
     /// Whether there was no room: on the device, in the quota, or under the limit of a file's size.
     pub fn is_disk_full(&self) -> bool {
         match self {

@@ -168,7 +168,7 @@ impl Broker {
         let hidden = dir.join(format!("{NEW}{name}"));
         let path = dir.join(name);
         remove::make_way(disk, &hidden)?;
-        disk.create_dir(&hidden).map_err(Error::io("create", &hidden)).map_err(disk_full_or)?;
+        disk.create_dir(&hidden).map_err(Error::io("create", &hidden)).map_err(Error::or_full)?;
         let made = Topic::lay_out(disk, &hidden, &config).and_then(|()| match disk.rename(&hidden, &path) {
             // Something else has the name.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Error::TopicExists { topic: name.to_owned() }),
@@ -177,7 +177,7 @@ impl Broker {
         if let Err(error) = made {
             remove::remove_tree(disk, &hidden)
                 .unwrap_or_else(|error| tracing::warn!(%error, "a half-made topic is left until the next opening"));
-            return Err(disk_full_or(error));
+            return Err(Error::or_full(error));
         }
         let named = if guard::stands(Guard::TopicNamesSynced) { disk.sync_dir(dir) } else { Ok(()) };
         let opened = named.map_err(Error::io("sync the directory", dir)).and_then(|()| Topic::open(claim.around(), &path, name, &config));
@@ -189,7 +189,7 @@ impl Broker {
             Err(error) => {
                 let removed = remove::hide(disk, dir, name).and_then(|hidden| remove::finish(disk, &hidden));
                 removed.unwrap_or_else(|error| tracing::warn!(%error, "a topic that could not be opened is left"));
-                Err(disk_full_or(error))
+                Err(Error::or_full(error))
             }
         }
     }
@@ -251,7 +251,7 @@ impl Broker {
     pub fn alter_topic(&self, name: &str, change: impl FnOnce(&mut TopicConfig)) -> Result<TopicConfig> {
         check_name(name)?;
         let (_claim, topic) = self.0.topics.claim(name)?;
-        topic.alter(&*self.0.disk, change).map_err(disk_full_or)
+        topic.alter(&*self.0.disk, change).map_err(Error::or_full)
     }
 
     /// Takes in the partition in the directory `from`, which was sealed and copied, or exported, in the place of one that never had a record. Every
@@ -274,7 +274,7 @@ impl Broker {
     pub fn import_partition(&self, topic: &str, number: u32, from: impl AsRef<Path>) -> Result<PartitionReport> {
         check_name(topic)?;
         let (claim, topic) = self.0.topics.claim(topic)?;
-        topic.import(claim.around(), number, from.as_ref()).map_err(disk_full_or)
+        topic.import(claim.around(), number, from.as_ref()).map_err(Error::or_full)
     }
 
     /// What there is to say of a topic. See [`Topic::describe`].
@@ -336,13 +336,6 @@ impl Broker {
 fn newest_record(topics: &BTreeMap<String, Topic>, clock: &dyn Clock) -> Option<u64> {
     let now = clock.wall_ns();
     topics.values().flat_map(Topic::partitions).filter_map(|partition| partition.last_time()).filter(|&time| time <= now).max()
-}
-
-fn disk_full_or(error: Error) -> Error {
-    match error {
-        Error::Io { path, .. } if error.is_disk_full() => Error::DiskFull { path, needed: 0, appended: 0 },
-        error => error,
-    }
 }
 
 /// Takes the data directory for this process alone.

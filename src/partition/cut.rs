@@ -53,7 +53,7 @@ impl Shared {
     /// Whether an error may come of a cut after the first `count`: also of one that is under way, which is waited for.
     pub(super) fn was_cut_since(&self, count: u64) -> bool {
         if self.cuts.under_way.load(Ordering::SeqCst) {
-            drop(self.removing.lock());
+            drop(self.alone());
         }
         self.cuts.count() != count
     }
@@ -96,7 +96,8 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Finds the place of the record `offset`, which is there. Nothing is changed. All index entries of the log are in the files.
+    /// Finds the place of the record `offset`, which is there. Nothing is changed. All index entries of the log are in the files. The caller is
+    /// [alone](Shared::alone) from before this until readers are [told](Self::tell).
     pub(super) fn find(shared: &Shared, offset: u64) -> Result<Self> {
         let segment = shared.segment_of(offset).ok_or_else(|| shared.out_of_range(offset))?;
         let disk = &*shared.disk;
@@ -147,8 +148,7 @@ impl Cut {
         checkpoints.take_back(&checkpoint).map_err(Error::io("write", &checkpoints.path()))
     }
 
-    /// Takes the records from the readers, and then from the disk. Gives the segment that goes on. The caller holds [`Shared::removing`] until
-    /// readers are [told](Self::tell).
+    /// Takes the records from the readers, and then from the disk. Gives the segment that goes on.
     ///
     /// # Errors
     /// What the system says: the log on the disk ends somewhere, and what this knows of it is wrong.

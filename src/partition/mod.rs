@@ -433,7 +433,7 @@ impl Inner {
         let result = self.end_writer(false);
         self.shared.closed.store(true, Ordering::Release);
         // Segments that are being removed are the last thing done here.
-        drop(self.shared.removing.lock());
+        drop(self.shared.alone());
         self.shared.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).let_go();
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
         result

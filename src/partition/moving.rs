@@ -6,12 +6,12 @@
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::note::Note;
 use super::walk::Way;
-use super::{Partition, Shared};
+use super::{CHECKPOINT, HeldCheckpoint, Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::{Disk, EntryKind, Open, parent_of};
@@ -28,7 +28,8 @@ pub struct Exported {
     pub segments: usize,
     /// Bytes in their logs.
     pub bytes: u64,
-    /// How many of the segments had to be copied, because a file cannot have a second name there.
+    /// How many of the segments had to be copied: because a file cannot have a second name there, or, of a sealed partition, the last one, which takes
+    /// appends again should the partition be unsealed.
     pub copied: usize,
 }
 
@@ -49,7 +50,7 @@ impl Partition {
         let shared = &self.0.shared;
         shared.check_open()?;
         self.0.end_writer(true)?;
-        let _alone = shared.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = shared.alone();
         shared.check_open()?;
         let records = shared.first_offset()..shared.appended_end();
         if guard::stands(Guard::MovesNoted) {
@@ -64,7 +65,7 @@ impl Partition {
     /// What the system says, and [`Error::Closed`].
     pub fn unseal(&self) -> Result<()> {
         let shared = &self.0.shared;
-        let _alone = shared.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = shared.alone();
         shared.check_open()?;
         Note::Moved.remove(&*shared.disk, &shared.dir)
     }
@@ -87,29 +88,34 @@ impl Partition {
     /// While it is made, retention and truncation wait.
     ///
     /// # Errors
-    /// [`Error::Io`] if `to` is there already, its parent is not, or anything else that the system says; nothing is left of it then.
+    /// [`Error::Io`] if `to` is there already, its parent is not, or anything else that the system says, [`Error::DiskFull`]; nothing is left of it then.
     /// [`Error::Closed`].
     pub fn export(&self, to: impl AsRef<Path>) -> Result<Exported> {
         let (shared, to) = (&self.0.shared, to.as_ref());
-        let _alone = shared.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = shared.alone();
         shared.check_open()?;
         let mut segments = shared.with_segments(<[_]>::to_vec);
         if !self.is_sealed() {
             segments.pop();
         }
+        // Once it is unsealed, appends go into the last one again.
+        let goes_on = segments.last().filter(|_| self.is_sealed()).map(|last| last.base());
         segments.retain(|segment| segment.appended() > 0);
         let disk = &*shared.disk;
-        disk.create_dir(to).map_err(Error::io("create", to))?;
-        let made = shared.export(&segments, to);
-        if made.is_err() {
-            remove_made(disk, to);
+        disk.create_dir(to).map_err(Error::io("create", to)).map_err(Error::or_full)?;
+        let made = shared.export(&segments, goes_on, to);
+        if made.is_err()
+            && let Err(error) = remove_export(disk, to, &segments)
+        {
+            tracing::warn!(%error, path = %to.display(), "what was begun could not be removed");
         }
-        made
+        made.map_err(Error::or_full)
     }
 }
 
 impl Shared {
-    fn export(&self, segments: &[Arc<Segment>], to: &Path) -> Result<Exported> {
+    /// The segment at `goes_on` may take appends again, and is copied.
+    fn export(&self, segments: &[Arc<Segment>], goes_on: Option<u64>, to: &Path) -> Result<Exported> {
         let disk = &*self.disk;
         let first = self.first_offset();
         // Without a segment there is no record; behind the last one begins the next, or the log ends.
@@ -124,7 +130,12 @@ impl Shared {
                     continue;
                 }
                 let (path, name) = (segment.path(kind), to.join(Name { base: segment.base(), kind }.to_string()));
-                match link_or_copy(disk, &path, &name, kind == Kind::Log) {
+                let made = if goes_on == Some(segment.base()) {
+                    copy(disk, &path, &name).map(|()| false)
+                } else {
+                    link_or_copy(disk, &path, &name, kind == Kind::Log)
+                };
+                match made {
                     Ok(linked) => copied |= !linked,
                     // All but the log can be made anew.
                     Err(error) if error.kind() == io::ErrorKind::NotFound && kind != Kind::Log => {}
@@ -142,6 +153,17 @@ impl Shared {
         disk.sync_dir(parent).map_err(Error::io("sync the directory", parent))?;
         Ok(exported)
     }
+}
+
+/// Removes what an export made, by its names: to list them may be what cannot be done.
+fn remove_export(disk: &dyn Disk, to: &Path, segments: &[Arc<Segment>]) -> io::Result<()> {
+    for base in segments.iter().map(|segment| segment.base()) {
+        for kind in [Kind::Log, Kind::Index, Kind::TimeIndex, Kind::Sum] {
+            segment::remove_if_there(disk, &to.join(Name { base, kind }.to_string()))?;
+        }
+    }
+    Note::Start.remove_files(disk, to)?;
+    disk.remove_dir(to)
 }
 
 /// Gives a file a second name, or copies it durably. Whether it was linked.
@@ -197,6 +219,7 @@ pub(crate) fn take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) ->
 fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result<()> {
     let bases = bases_in(disk, from)?;
     let dir: Arc<Path> = Arc::from(to);
+    let mut end = 0;
     for (number, &base) in bases.iter().enumerate() {
         let name = |kind| Name { base, kind }.to_string();
         let source = from.join(name(Kind::Log));
@@ -210,6 +233,7 @@ fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result
         if walk.flaw.is_some() {
             return Err(way.damage(&walk));
         }
+        end = walk.next_offset;
         match bases.get(number + 1) {
             Some(&next) if walk.next_offset > next => {
                 let flaw = Flaw::OffsetGap { found: next, expected: walk.next_offset };
@@ -239,7 +263,18 @@ fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result
             fault.map_or(Ok(()), |fault| Err(of_source(fault, &source)))?;
         }
     }
-    if let Some(first) = Note::Start.read(disk, from).unwrap_or(None) {
+    // What came with the segments may tell how far they went.
+    let held = |note: Note| note.read(disk, from).map_err(Error::io("read", &note.path(from)));
+    let path = from.join(CHECKPOINT);
+    let checkpoint = match HeldCheckpoint::look(disk, &path).map_err(Error::io("read", &path))? {
+        HeldCheckpoint::Ours(newest) => newest.map(|(_, checkpoint)| checkpoint.next_offset),
+        HeldCheckpoint::Nothing | HeldCheckpoint::Foreign => None,
+    };
+    let ends = [held(Note::Moved)?, checkpoint];
+    if let Some(&to) = ends.iter().flatten().max().filter(|&&told| told > end) {
+        return Err(Error::RecordsMissing { path: from.to_owned(), from: end, to });
+    }
+    if let Some(first) = held(Note::Start)? {
         Note::Start.write(disk, to, first)?;
     }
     disk.sync_dir(to).map_err(Error::io("sync the directory", to))

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::transfer::{read_up_to_at, write_all_at};
 use crate::io::{Disk, Open};
+use crate::segment::remove_if_there;
 
 /// Which note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +111,12 @@ impl Note {
             None => Ok(()),
             Some(_) => disk.remove_file(&path).and_then(|()| disk.sync_dir(dir)).map_err(Error::io("remove", &path)),
         }
+    }
+
+    /// Removes what an interrupted write may have left, too.
+    pub(super) fn remove_files(self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
+        remove_if_there(disk, &dir.join(self.unfinished()))?;
+        remove_if_there(disk, &self.path(dir))
     }
 
     fn encode(self, offset: u64) -> [u8; BYTES] {

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use super::shared::Alone;
 use super::{Partition, Shared};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
@@ -55,13 +56,18 @@ impl Partition {
             // All that it holds is to go, and the next one is there before it does.
             self.roll()?;
         }
+        // From here on nobody cuts or removes anything else: what was decided stays right.
+        let alone = shared.alone();
+        if self.is_sealed() {
+            return Ok(self.removed(shared.first_offset(), (0, 0)));
+        }
         let segments = shared.with_segments(<[_]>::to_vec);
         let Some((active, sealed)) = segments.split_last() else { return Ok(self.removed(shared.first_offset(), (0, 0))) };
         let held: Vec<Held> = sealed.iter().map(|segment| shared.held(segment, now, age.is_some())).collect();
         let go = how_many_go(&held, active.appended(), now, age, most);
         let first = shared.first_offset();
         let gone = match segments.get(go).filter(|_| go > 0) {
-            Some(stays) => shared.remove_before(stays.base())?,
+            Some(stays) => shared.remove_before(stays.base(), &alone)?,
             None => (0, 0),
         };
         Ok(self.removed(first, gone))
@@ -80,11 +86,21 @@ impl Partition {
     ///
     /// # Errors
     /// [`Error::OffsetOutOfRange`] past the end of the log; nothing was removed. An `offset` before the first one is no error: there is nothing
-    /// to remove. [`Error::Failed`], [`Error::Closed`], and what the system says: then some of it may be removed.
+    /// to remove. [`Error::Failed`], [`Error::Closed`], [`Error::Moved`], [`Error::DiskFull`], and what the system says: then some of it may be
+    /// removed.
     pub fn truncate_before(&self, offset: u64) -> Result<Removed> {
         let shared = &self.0.shared;
         // What is remembered must not outlast the records that it speaks of.
         self.sync()?;
+        if offset == shared.durable_end() && offset > shared.first_offset() {
+            self.roll()?;
+        }
+        // From here on nobody cuts the log: what is found stays right.
+        let alone = shared.alone();
+        shared.check_open()?;
+        if self.is_sealed() {
+            return Err(Error::Moved { path: shared.dir.to_path_buf() });
+        }
         let (first, end) = (shared.first_offset(), shared.durable_end());
         if offset > end {
             return Err(Error::OffsetOutOfRange { offset, first, next: end });
@@ -92,19 +108,13 @@ impl Partition {
         if offset <= first {
             return Ok(self.removed(first, (0, 0)));
         }
-        if offset == end {
-            self.roll()?;
-        }
         // The first segment that holds a record from there on.
         let stays = shared.segment_of(offset).ok_or_else(|| shared.out_of_range(offset))?;
+        // Whole segments first: where the disk is full, that gives the note its room.
+        let gone = shared.remove_before(stays.base(), &alone)?;
         if stays.base() < offset {
-            let _alone = shared.removing.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.check_open()?;
-            if offset > shared.start.offset() {
-                shared.start.set(&*shared.disk, &shared.dir, offset)?;
-            }
+            shared.start.set(&*shared.disk, &shared.dir, offset).map_err(Error::or_full)?;
         }
-        let gone = shared.remove_before(stays.base())?;
         Ok(self.removed(first, gone))
     }
 
@@ -156,8 +166,7 @@ impl Shared {
     ///
     /// # Errors
     /// What the system says: the ones before are gone, the others are there.
-    fn remove_before(&self, base: u64) -> Result<(usize, u64)> {
-        let _alone = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+    fn remove_before(&self, base: u64, _alone: &Alone<'_>) -> Result<(usize, u64)> {
         let (mut count, mut bytes) = (0, 0);
         loop {
             self.check_open()?;

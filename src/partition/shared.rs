@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::budget::BufferBudget;
 use super::cut::Cuts;
@@ -51,7 +51,7 @@ pub(super) struct Shared {
     pub(super) cuts: Cuts,
     /// No record before it is given out, also where its segment is still there.
     pub(super) start: Start,
-    /// Held by whoever removes segments, and to the end by whoever closes.
+    /// See [`Self::alone`].
     pub(super) removing: Mutex<()>,
     pub(super) workers: Workers,
 }
@@ -63,7 +63,16 @@ pub(super) struct Watches {
     pub(super) durable: Arc<Watch>,
 }
 
+/// That nobody else takes anything from the log, at either end.
+pub(super) type Alone<'a> = MutexGuard<'a, ()>;
+
 impl Shared {
+    /// To be held by whoever removes segments or cuts the log, from before it finds out which, and to the end by whoever closes. The writer waits for it:
+    /// who holds it must not wait for the writer.
+    pub(super) fn alone(&self) -> Alone<'_> {
+        self.removing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn appended_end(&self) -> u64 {
         self.ends.appended()
     }

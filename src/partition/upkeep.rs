@@ -141,7 +141,7 @@ impl Job {
             }
             Self::Seal { log, index, segment } => {
                 let synced = log.sync().map_err(Error::io("sync", &segment.path(Kind::Log)));
-                let alone = shared.removing.lock();
+                let alone = shared.alone();
                 if shared.has_segment(segment.base()) {
                     index.write(&*shared.disk, u64::MAX);
                     index.seal(&*shared.disk);
@@ -150,7 +150,7 @@ impl Job {
                 Done::Seal(synced)
             }
             Self::Sum { segment, sum, next_offset } => {
-                let _alone = shared.removing.lock();
+                let _alone = shared.alone();
                 if !shared.has_segment(segment.base()) {
                     // It was removed from the front of the log; nothing may be left beside it.
                     return Done::Sum;
@@ -182,7 +182,7 @@ impl Job {
 fn with_files_of<T>(index: &IndexFiles, shared: &Shared, work: impl FnOnce() -> T) -> Option<T> {
     let base = index.base();
     let stays = || shared.segment_after(base).is_none();
-    let _alone = (!index.has_entries() || !stays()).then(|| shared.removing.lock());
+    let _alone = (!index.has_entries() || !stays()).then(|| shared.alone());
     shared.has_segment(base).then(work)
 }
 

@@ -465,3 +465,71 @@ fn a_format_written_by_another_hand_is_taken_in() {
     assert_eq!((report.first_offset, report.next_offset), (500, 600));
     assert_eq!(append(&broker.topic("t").unwrap().partition(1).unwrap(), b"k", b"v"), 600);
 }
+
+#[test]
+fn an_export_of_a_sealed_partition_does_not_change_when_that_goes_on() {
+    each_disk(|disk, data, place| {
+        let broker = open(disk(), data);
+        let partition = broker.create_topic(TOPIC, segments_of(270)).unwrap().partition(0).unwrap();
+        fill(&partition, 20);
+        assert_eq!(partition.seal().unwrap(), 0..20);
+        let to = place.join("sealed");
+        let exported = partition.export(&to).unwrap();
+        assert_eq!((exported.records, exported.segments), (0..20, 4));
+        let held = |name: &str| disk().open(&to.join(name), sapwood::io::Open::READ).map(|file| file.len().unwrap()).unwrap();
+        let names = ["00000000000000000018.log", "00000000000000000018.index", "00000000000000000018.timeindex"];
+        let before = names.map(held);
+        partition.unseal().unwrap();
+        drop(partition);
+        broker.close().unwrap();
+        let broker = open(disk(), data);
+        let partition = partition_of(&broker);
+        fill(&partition, 30);
+        assert_eq!(names.map(held), before);
+        another(&broker, "back");
+        broker.import_partition("back", 1, &to).unwrap();
+        assert_filled(&broker.topic("back").unwrap().partition(1).unwrap(), 0, 20);
+        broker.close().unwrap();
+    });
+}
+
+#[test]
+fn a_copy_that_lost_its_end_is_not_taken_in() {
+    let place = scratch();
+    let (broker, partition) = crate::support::create(&place.path().join("data"), Backend::Auto, &segments_of(270));
+    fill(&partition, 20);
+    assert_eq!(partition.seal().unwrap(), 0..20);
+    type Loss = fn(&Path);
+    let losses: [(&str, u64, Loss); 4] = [
+        ("the last segment", 18, |dir| {
+            ["log", "index", "timeindex"].iter().for_each(|kind| fs::remove_file(segment_path(dir, 18, kind)).unwrap())
+        }),
+        ("the last record", 19, |dir| fs::File::options().write(true).open(segment_path(dir, 18, "log")).unwrap().set_len(45).unwrap()),
+        ("all of the last log", 18, |dir| fs::write(segment_path(dir, 18, "log"), b"").unwrap()),
+        ("the bytes of the last record", 19, |dir| {
+            let bytes = fs::read(segment_path(dir, 18, "log")).unwrap();
+            fs::write(segment_path(dir, 18, "log"), [&bytes[..45], &[0; 45]].concat()).unwrap();
+        }),
+    ];
+    // Each of the two notes of where it ended is enough.
+    for forgotten in ["", "moved", "checkpoint"] {
+        for (what, from, lose) in losses {
+            let copy = place.path().join("copy");
+            copy_dir(partition.path(), &copy);
+            if !forgotten.is_empty() {
+                fs::remove_file(copy.join(forgotten)).unwrap();
+            }
+            lose(&copy);
+            let elsewhere = open(Arc::new(OsDisk::new(Backend::Auto).unwrap()), &place.path().join("elsewhere"));
+            another(&elsewhere, "moved");
+            let error = elsewhere.import_partition("moved", 1, &copy).unwrap_err();
+            let named = matches!(&error, Error::RecordsMissing { path, from: first, to: 20 } if *path == copy && *first == from);
+            assert!(named, "{what} without {forgotten:?}: {error}");
+            assert_eq!(elsewhere.topic("moved").unwrap().partition(1).unwrap().next_offset(), 0);
+            elsewhere.close().unwrap();
+            fs::remove_dir_all(&copy).unwrap();
+            fs::remove_dir_all(place.path().join("elsewhere")).unwrap();
+        }
+    }
+    broker.close().unwrap();
+}

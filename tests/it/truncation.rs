@@ -15,8 +15,8 @@ use crate::format::{self, Slot, segment_path};
 use crate::oracle;
 use crate::sim::{self, DATA, EIO, each_disk};
 use crate::support::{
-    BACKENDS, Row, TOPIC, append, assert_in_order, batch, config, contents, copy_dir, partition_dir, partition_of, read_all, scratch, seed,
-    segments_of,
+    BACKENDS, Rng, Row, TOPIC, append, assert_in_order, batch, config, contents, copy_dir, create, partition_dir, partition_of, read_all,
+    scratch, seed, segments_of,
 };
 
 /// Segments of three records, more or less.
@@ -602,4 +602,68 @@ fn the_files_are_what_the_format_says_after_each_step() {
     sound(13, 13);
     fill(&partition, 13..14, 0);
     sound(13, 14);
+}
+
+/// Both ends are asked for at once, over and over, at places that cross each other. Whatever each gets, the log is whole, and what is appended
+/// afterwards stays.
+#[test]
+fn both_ends_at_once_leave_a_log_that_goes_on() {
+    let mut rng = Rng::new(seed());
+    for backend in BACKENDS {
+        for segment_bytes in [300, 1 << 20] {
+            let data = scratch();
+            let settings = TopicConfig { retention_bytes: Some(900), ..segments_of(segment_bytes) };
+            let (broker, partition) = create(data.path(), backend, &settings);
+            let mut values: Vec<Vec<u8>> = Vec::new();
+            for round in 0..60 {
+                while values.len() < partition.first_offset() as usize + 60 {
+                    values.push(value(values.len() as u64, round));
+                    assert_eq!(append(&partition, b"key", values.last().unwrap()), values.len() as u64 - 1);
+                }
+                let (first, next) = (partition.first_offset(), partition.next_offset());
+                let (cut, start) = (first + rng.below(next - first + 1), first + rng.below(next - first + 1));
+                let by_itself = rng.below(2) == 0;
+                let is_told = |result: &Result<_, Error>| matches!(result, Ok(_) | Err(Error::OffsetOutOfRange { .. }));
+                let (cut_there, begins_there) = thread::scope(|scope| {
+                    let cutting = scope.spawn(|| {
+                        let result = partition.truncate_after(cut);
+                        assert!(is_told(&result.as_ref().map(drop).map_err(Clone::clone)), "{result:?}");
+                        // What is acknowledged from here on is nobody's to remove but the front's.
+                        result.is_ok().then(|| append(&partition, b"key", b"after the cut"))
+                    });
+                    let shortening = scope.spawn(|| {
+                        if by_itself {
+                            broker.enforce_retention().unwrap();
+                            return None;
+                        }
+                        let result = partition.truncate_before(start);
+                        assert!(is_told(&result.as_ref().map(drop).map_err(Clone::clone)), "{result:?}");
+                        result.is_ok().then_some(start)
+                    });
+                    (cutting.join().unwrap(), shortening.join().unwrap())
+                });
+                if let Some(offset) = cut_there {
+                    assert_eq!(offset, cut);
+                    values.truncate(cut as usize);
+                    values.push(b"after the cut".to_vec());
+                }
+                let (first_now, next_now) = (partition.first_offset(), partition.next_offset());
+                assert!(first_now >= begins_there.unwrap_or(first) && next_now == values.len() as u64, "round {round}, seed in the output");
+                assert!(first_now <= next_now, "round {round}: {first_now}..{next_now}");
+                let rows = read_all(&partition);
+                assert_in_order(&rows, first_now);
+                assert!(rows.iter().map(|row| &row.value).eq(&values[first_now as usize..]), "round {round}");
+                if by_itself && cut_there.is_some() {
+                    assert!(first_now <= cut, "the newest record is never too much");
+                }
+            }
+            let (first, rows) = (partition.first_offset(), read_all(&partition));
+            drop(partition);
+            broker.close().unwrap();
+            let broker = crate::support::open(data.path(), backend, &settings);
+            let partition = partition_of(&broker);
+            assert_eq!((partition.first_offset(), read_all(&partition)), (first, rows));
+            broker.close().unwrap();
+        }
+    }
 }

@@ -131,7 +131,9 @@ impl Writer {
 
     /// Cuts the log so that `offset` is the next. The inner error left everything as it was.
     pub(super) fn truncate_after(&mut self, offset: u64) -> Result<Result<()>> {
-        let (first, next) = (self.shared.first_offset(), self.next_offset);
+        let shared = Arc::clone(&self.shared);
+        let alone = shared.alone();
+        let (first, next) = (shared.first_offset(), self.next_offset);
         if offset < first || offset > next {
             return Ok(Err(Error::OffsetOutOfRange { offset, first, next }));
         }
@@ -152,8 +154,6 @@ impl Writer {
         if self.prepared.is_some() {
             self.discard_prepared();
         }
-        let shared = Arc::clone(&self.shared);
-        let alone = shared.removing.lock();
         let segment = cut.make(&shared)?;
         self.memory.forget(&self.shared.recent);
         let active = Active::open(&self.shared, segment, to_usize(cut.entries))?;
