@@ -256,7 +256,9 @@ impl Broker {
 
     /// Takes in the partition in the directory `from`, which was sealed and copied, or exported, in the place of one that never had a record. Every
     /// record is checked, and the checksums of sealed logs; indexes are made anew. All is copied: nothing of `from` is changed or held on to.
-    /// What opening it found is the result.
+    /// What opening it found is the result: compare its first and next offset with what [`Partition::seal`](crate::Partition::seal) or
+    /// [`export`](crate::Partition::export) gave. An end that did not come along is noticed, for the notes beside the segments tell of it; segments that are
+    /// missing in front look as if retention had removed them, and an export holds no such notes.
     ///
     /// Handles to the empty partition get [`Error::Closed`] from then on; [`Topic::partition`] gives the new one.
     ///
