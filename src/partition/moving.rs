@@ -145,7 +145,8 @@ impl Shared {
             exported.bytes += segment.appended();
             exported.copied += usize::from(copied);
         }
-        if segments.first().is_some_and(|oldest| oldest.base() < exported.records.start) {
+        let begins = segments.first().map_or(0, |oldest| oldest.base());
+        if begins < exported.records.start {
             Note::Start.write(disk, to, exported.records.start)?;
         }
         disk.sync_dir(to).map_err(Error::io("sync the directory", to))?;
@@ -217,9 +218,18 @@ pub(crate) fn take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) ->
 }
 
 fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result<()> {
-    let bases = bases_in(disk, from)?;
+    let held = |note: Note| note.read(disk, from).map_err(Error::io("read", &note.path(from)));
+    let (bases, first) = (bases_in(disk, from)?, held(Note::Start)?);
     let dir: Arc<Path> = Arc::from(to);
-    let mut end = 0;
+    let mut end = first.unwrap_or(0);
+    if bases.is_empty() {
+        // It may hold no record any more.
+        let Some(base) = first else {
+            return Err(Error::io("import", from)(io::Error::new(io::ErrorKind::NotFound, "it holds no segment of a partition")));
+        };
+        let path = to.join(Name { base, kind: Kind::Log }.to_string());
+        disk.open(&path, Open::NEW).and_then(|log| log.sync()).map_err(Error::io("create", &path))?;
+    }
     for (number, &base) in bases.iter().enumerate() {
         let name = |kind| Name { base, kind }.to_string();
         let source = from.join(name(Kind::Log));
@@ -264,7 +274,6 @@ fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result
         }
     }
     // What came with the segments may tell how far they went.
-    let held = |note: Note| note.read(disk, from).map_err(Error::io("read", &note.path(from)));
     let path = from.join(CHECKPOINT);
     let checkpoint = match HeldCheckpoint::look(disk, &path).map_err(Error::io("read", &path))? {
         HeldCheckpoint::Ours(newest) => newest.map(|(_, checkpoint)| checkpoint.next_offset),
@@ -274,7 +283,7 @@ fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result
     if let Some(&to) = ends.iter().flatten().max().filter(|&&told| told > end) {
         return Err(Error::RecordsMissing { path: from.to_owned(), from: end, to });
     }
-    if let Some(first) = held(Note::Start)? {
+    if let Some(first) = first {
         Note::Start.write(disk, to, first)?;
     }
     disk.sync_dir(to).map_err(Error::io("sync the directory", to))
@@ -290,7 +299,7 @@ fn of_source(fault: Error, source: &Path) -> Error {
     }
 }
 
-/// The bases of the segments in a directory, in order; one at least.
+/// The bases of the segments in a directory, in order.
 fn bases_in(disk: &dyn Disk, dir: &Path) -> Result<Vec<u64>> {
     let mut bases = Vec::new();
     for entry in disk.list(dir).map_err(Error::io("list", dir))? {
@@ -301,8 +310,5 @@ fn bases_in(disk: &dyn Disk, dir: &Path) -> Result<Vec<u64>> {
         }
     }
     bases.sort_unstable();
-    if bases.is_empty() {
-        return Err(Error::io("import", dir)(io::Error::new(io::ErrorKind::NotFound, "it holds no segment of a partition")));
-    }
     Ok(bases)
 }

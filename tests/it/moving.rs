@@ -533,3 +533,27 @@ fn a_copy_that_lost_its_end_is_not_taken_in() {
     }
     broker.close().unwrap();
 }
+
+#[test]
+fn an_export_without_records_goes_on_elsewhere_where_it_ended() {
+    each_disk(|disk, data, place| {
+        let broker = open(disk(), data);
+        let partition = broker.create_topic(TOPIC, segments_of(270)).unwrap().partition(0).unwrap();
+        fill(&partition, 20);
+        partition.truncate_before(20).unwrap();
+        let to = place.join("empty");
+        let exported = partition.export(&to).unwrap();
+        assert_eq!((exported.records, exported.segments), (20..20, 0));
+        another(&broker, "back");
+        let report = broker.import_partition("back", 1, &to).unwrap();
+        assert_eq!((report.first_offset, report.next_offset), (20, 20));
+        let back = broker.topic("back").unwrap().partition(1).unwrap();
+        fill(&back, 10);
+        assert_filled(&back, 20, 30);
+        drop(back);
+        broker.close().unwrap();
+        let broker = open(disk(), data);
+        assert_filled(&broker.topic("back").unwrap().partition(1).unwrap(), 20, 30);
+        broker.close().unwrap();
+    });
+}
