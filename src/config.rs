@@ -116,7 +116,8 @@ pub enum OnDamage {
 /// ([`Partition::append_and_wait`](crate::Partition::append_and_wait)).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Writers {
-    /// One for each partition, and one for its upkeep while it is busy: the fastest for few partitions.
+    /// One for each partition, and one for its upkeep while it is busy: the fastest for few partitions. Where the system refuses the latter, the
+    /// writer does its work, too, and asks again after a while.
     #[default]
     PerPartition,
     /// So many for all partitions, each of which has its place at one of them, and as many for upkeep, but two at least. For many

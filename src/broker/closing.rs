@@ -18,7 +18,7 @@ impl Broker {
     /// this one among them, get [`Error::Closed`] from then on.
     ///
     /// # Blocking
-    /// Until the device has everything, and who makes, alters or deletes a topic is done: without limit, if a write or a sync never
+    /// Until the device has everything, and who makes, alters or deletes a topic, or takes a partition in, is done: without limit, if a write or a sync never
     /// completes. [`Self::close_within`] has one. Dropping the last handle waits like this, too.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Broker {
         match closed.recv_timeout(limit) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => {
-                topics.iter().flat_map(Topic::partitions).for_each(|partition| partition.leave_to_close());
+                topics.iter().for_each(Topic::leave_to_close);
                 Err(Error::CloseTimedOut { path: inner.dir.clone(), limit })
             }
             Err(RecvTimeoutError::Disconnected) => match closing.join() {

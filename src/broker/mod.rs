@@ -266,7 +266,8 @@ impl Broker {
     /// After a crash at any moment the partition is the empty one or the whole new one, and the new one once this returned.
     ///
     /// # Blocking
-    /// While everything is read and written. The topic goes on meanwhile, but for altering and deleting it.
+    /// While everything is read and written. The topic goes on meanwhile, but for altering and deleting it, which wait. Where it is closed
+    /// meanwhile, this ends with [`Error::Closed`] once all is copied, and nothing of the copy is left.
     ///
     /// # Errors
     /// The first fault of what is there, by name and place: [`Error::Damaged`], [`Error::RecordsMissing`], [`Error::SumMismatch`].

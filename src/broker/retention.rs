@@ -99,7 +99,8 @@ impl Broker {
     ///   should show, until it has been ahead for an hour without a further jump. Backward steps are followed at once.
     /// - After opening, time goes on from the newest record that is not in the future. So where nothing was appended for longer than a minute
     ///   before, what became too old meanwhile goes an hour after opening.
-    /// - A record that is stamped in the future has no age. Its segment's is told by when the kernel saw its log change last; and no segment is kept when
+    /// - A record that is stamped in the future has no age. Its segment's is told by when the kernel saw its log change last, of the one that takes the
+    ///   appends, too; where that is in the future as well, the next one begins, and the age is that of the sealing. No segment is kept when
     ///   one behind it, which is younger, is too old.
     ///
     /// # Durability

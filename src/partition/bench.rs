@@ -47,6 +47,13 @@ impl<W: Chores> Errand<W> {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Does one job here, if there is one to do.
+    pub(super) fn work_once(&self) {
+        if let Some(worker) = &mut *self.worker() {
+            worker.work_once();
+        }
+    }
+
     /// Waits for the job that is being done. What is left is done here, in its order. Nobody calls it any more.
     pub(super) fn finish(&self) {
         let worker = self.worker().take();
@@ -86,9 +93,7 @@ impl<W: Chores> Bench<W> {
     /// Does jobs, one of each partition in turn, until the bench is closed.
     pub(super) fn work(&self) {
         while let Some(errand) = self.next() {
-            if let Some(worker) = &mut *errand.worker() {
-                worker.work_once();
-            }
+            errand.work_once();
             errand.called.swap(false, Ordering::AcqRel);
             let has_more = errand.worker().as_ref().is_some_and(|worker| !worker.is_idle());
             if has_more {

@@ -140,7 +140,12 @@ impl Shared {
     /// Whether the segment that takes the appends holds records, none of which is to be kept.
     fn active_is_older(&self, now: u64, age: Duration) -> bool {
         let active = self.with_segments(|segments| segments.last().map(Arc::clone));
-        active.is_some_and(|active| active.appended() > 0 && active.last_time().is_some_and(|newest| is_older(newest, now, age)))
+        let Some(active) = active.filter(|active| active.appended() > 0) else { return false };
+        match self.newest(&active, now) {
+            Some(newest) => is_older(newest, now, age),
+            // The kernel went by the same wrong clock, and would for as long as nobody appends: it notes the sealing anew.
+            None => self.last_change(&active).is_some_and(|time| time > now),
+        }
     }
 
     fn held(&self, segment: &Segment, now: u64, by_age: bool) -> Held {
@@ -148,18 +153,20 @@ impl Shared {
         Held { bytes: segment.appended(), newest }
     }
 
-    /// When the newest record of a sealed segment was written. One that is stamped in the future was stamped by a clock that was wrong; then the
-    /// kernel's note of when its log was sealed must do, unless that is from the same clock.
+    /// When the newest record of a segment was written. One that is stamped in the future was stamped by a clock that was wrong; then the
+    /// kernel's note of when its log changed last, or was sealed, must do, unless that is from the same clock.
     fn newest(&self, segment: &Segment, now: u64) -> Option<u64> {
         let is_past = |time: &u64| *time <= now;
         let stamped = segment.read_last_time(&*self.disk).or_else(|| {
             // None of its records is later than those of the next segment.
             self.segment_after(segment.base()).and_then(|next| next.read_first_time(&*self.disk))
         });
-        stamped.filter(is_past).or_else(|| {
-            let log = segment.open_log(&*self.disk).ok()?;
-            log.details().ok()?.modified_ns.filter(is_past)
-        })
+        stamped.filter(is_past).or_else(|| self.last_change(segment).filter(is_past))
+    }
+
+    /// When the log of a segment changed last, by the kernel's clock.
+    fn last_change(&self, segment: &Segment) -> Option<u64> {
+        segment.open_log(&*self.disk).ok()?.details().ok()?.modified_ns
     }
 
     /// Removes the segments that begin before the one that begins at `base`, oldest first. Gives how many, and their bytes.

@@ -2,7 +2,8 @@
 //!
 //! Jobs are done in the order in which they were begun, one at a time, on a thread of the partition's own or on one of few that all share
 //! ([`workers`](super::workers)). One of its own starts with the first
-//! commit and ends when the partition rests: one that takes no appends has none. Each job is a plain function over the seam to the operating system, and
+//! commit and ends when the partition rests: one that takes no appends has none. Where the system grants none, the writer does each job as it begins
+//! it, and asks again for a thread after a while: slower, but nothing depends on how many threads there are. Each job is a plain function over the seam to the operating system, and
 //! its result is taken by the writer, whose wait it ends. The state that the writer decides by stays with the writer.
 
 use std::fmt;
@@ -10,6 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -27,6 +29,9 @@ use crate::segment::{self, Kind, Segment, SumSoFar};
 
 /// Jobs begun and not taken back at most.
 const MOST: usize = 16;
+
+/// How long a partition that was refused a thread does without before it asks again.
+const THREAD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Something to do beside the commits.
 pub(super) enum Job {
@@ -199,6 +204,8 @@ pub(super) struct Upkeep {
     /// Begun and not taken back.
     under_way: usize,
     started: Option<Started>,
+    /// When a thread is asked for again, after one was refused.
+    ask_again: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -222,37 +229,69 @@ pub(super) struct Worker {
 
 impl Upkeep {
     pub(super) fn new(shared: Arc<Shared>, bell: Arc<Bell>) -> Self {
-        Self { shared, bell, under_way: 0, started: None }
+        Self { shared, bell, under_way: 0, started: None, ask_again: None }
     }
 
-    /// Begins a job. Its end rings the bell.
-    ///
-    /// # Errors
-    /// The system grants no thread.
-    pub(super) fn begin(&mut self, job: Job) -> Result<()> {
+    /// Begins a job. Its end rings the bell. Without a thread it has ended when this returns.
+    pub(super) fn begin(&mut self, job: Job) {
         assert!(self.under_way < MOST, "the writer begins a job of each kind at most");
-        let started = self.started()?;
+        let started = self.started();
         let begun = started.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         assert!(begun, "the worker takes jobs until it is dropped");
         started.at_work.call();
         self.under_way += 1;
-        Ok(())
     }
 
     /// Sees to it that the thread is there, which takes after the one that starts it: its CPUs, its scheduling.
-    ///
-    /// # Errors
-    /// The system grants no thread.
-    pub(super) fn start(&mut self) -> Result<()> {
-        self.started().map(|_| ())
+    pub(super) fn start(&mut self) {
+        self.started();
     }
 
-    fn started(&mut self) -> Result<&Started> {
-        if self.started.is_none() {
-            let started = Started::new(Arc::clone(&self.shared), Arc::clone(&self.bell));
-            self.started = Some(started.map_err(Error::io("start an upkeep thread for", &self.shared.dir))?);
+    fn started(&mut self) -> &Started {
+        let (shared, bell, refused_before) = (&self.shared, &self.bell, self.ask_again.is_some());
+        let started = self.started.take().unwrap_or_else(|| match Started::new(shared, bell, |worker| shared.workers.start(worker)) {
+            Ok(started) => started,
+            Err(error) => {
+                if !refused_before {
+                    tracing::warn!(
+                        %error,
+                        path = %shared.dir.display(),
+                        "no thread for upkeep, for which RLIMIT_NPROC or a limit of pids may be too low; the writer does it itself until there is one"
+                    );
+                }
+                let by_caller = Started::new(shared, bell, |worker| Ok(AtWork::by_caller(worker)));
+                by_caller.expect("it takes nothing from the system")
+            }
+        });
+        if !started.at_work.is_by_caller() {
+            self.ask_again = None;
         }
-        Ok(self.started.as_ref().expect("started above"))
+        self.started.insert(started)
+    }
+
+    /// Asks for a thread again if there is none and the last refusal is a while ago. To be called by the thread that its CPUs are to be taken from.
+    pub(super) fn ask_again(&mut self, now: impl FnOnce() -> Duration) {
+        if !self.is_by_caller() || !self.is_idle() {
+            return;
+        }
+        let now = now();
+        if self.ask_again.is_some_and(|at| at <= now) {
+            // Every end was heard: nothing is lost with the channels.
+            self.started = None;
+            self.started();
+        }
+        if self.is_by_caller() && self.ask_again.is_none_or(|at| at <= now) {
+            self.ask_again = Some(now.saturating_add(THREAD_PATIENCE));
+        }
+    }
+
+    fn is_by_caller(&self) -> bool {
+        self.started.as_ref().is_some_and(|started| started.at_work.is_by_caller())
+    }
+
+    /// Whether a job that is begun leaves whoever begins it free.
+    pub(super) fn has_thread(&self) -> bool {
+        self.is_started() && !self.is_by_caller()
     }
 
     /// Ends the thread, until the next job. Nothing is under way.
@@ -284,11 +323,10 @@ impl Upkeep {
 }
 
 impl Started {
-    fn new(shared: Arc<Shared>, bell: Arc<Bell>) -> io::Result<Self> {
+    fn new(shared: &Arc<Shared>, bell: &Arc<Bell>, start: impl FnOnce(Worker) -> io::Result<AtWork>) -> io::Result<Self> {
         let (send_job, jobs) = crossbeam_channel::bounded::<Job>(MOST);
         let (send_done, done) = crossbeam_channel::bounded(MOST);
-        let workers = shared.workers.clone();
-        let at_work = workers.start(Worker { shared, bell, jobs, done: send_done, failed: false })?;
+        let at_work = start(Worker { shared: Arc::clone(shared), bell: Arc::clone(bell), jobs, done: send_done, failed: false })?;
         Ok(Self { jobs: Some(send_job), done, at_work })
     }
 }

@@ -36,6 +36,8 @@ pub(crate) enum Workers {
 pub(super) enum AtWork {
     Thread(Option<JoinHandle<()>>),
     Shared(Arc<Bench<Worker>>, Arc<Errand<Worker>>),
+    /// No thread is to be had: whoever calls does the job at once.
+    Caller(Arc<Errand<Worker>>),
     #[cfg(feature = "sim")]
     Stepped(Stepper, TaskId),
 }
@@ -133,10 +135,23 @@ impl Workers {
 }
 
 impl AtWork {
+    /// By whoever calls, on whichever thread that is.
+    pub(super) fn by_caller(worker: Worker) -> Self {
+        Self::Caller(Errand::new(worker))
+    }
+
+    pub(super) fn is_by_caller(&self) -> bool {
+        matches!(self, Self::Caller(_))
+    }
+
     /// There is a job for it.
     pub(super) fn call(&self) {
-        if let Self::Shared(bench, errand) = self {
-            bench.call(errand);
+        match self {
+            Self::Shared(bench, errand) => bench.call(errand),
+            Self::Caller(errand) => errand.work_once(),
+            Self::Thread(_) => {}
+            #[cfg(feature = "sim")]
+            Self::Stepped(..) => {}
         }
     }
 
@@ -148,7 +163,7 @@ impl AtWork {
                     let _ = thread.join();
                 }
             }
-            Self::Shared(_, errand) => errand.finish(),
+            Self::Shared(_, errand) | Self::Caller(errand) => errand.finish(),
             #[cfg(feature = "sim")]
             Self::Stepped(stepper, task) => stepper.finish(*task),
         }

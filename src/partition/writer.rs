@@ -344,6 +344,7 @@ impl Writer {
         self.seen_changes = self.shared.live.changes();
         self.reap()?;
         self.hear_upkeep()?;
+        self.upkeep.ask_again(|| self.clock.monotonic());
         self.fill()?;
         self.launch()?;
         self.follow_up()?;
@@ -397,9 +398,9 @@ impl Writer {
     /// What there is to do once a write was started, in its shadow if it is in flight.
     fn follow_up(&mut self) -> Result<()> {
         self.answer();
-        self.look_ahead()?;
+        self.look_ahead();
         if self.sync_is_due() {
-            self.begin_sync()?;
+            self.begin_sync();
         }
         self.answer_syncs();
         Ok(())
@@ -513,7 +514,7 @@ impl Writer {
             && self.finished.is_empty()
             && self.pending.is_none()
             && !self.roll_is_due()
-            && self.upkeep.is_started()
+            && self.upkeep.has_thread()
             && !self.upkeep.has_news()
             && self.inbox.is_empty()
     }
@@ -562,7 +563,7 @@ impl Writer {
         let now = self.clock.monotonic();
         let index = self.index_since.filter(|_| !self.under_way.index).map(|since| since + INDEX_PATIENCE);
         if index.is_some_and(|due| due <= now) {
-            self.begin_index()?;
+            self.begin_index();
             return Ok(Step::Again);
         }
         let linger = self.open.as_ref().map(|open| open.since + self.linger());

@@ -111,7 +111,7 @@ impl Segment {
         Some(self.last_time.load(Ordering::Acquire)).filter(|&time| time > 0)
     }
 
-    /// The same of a sealed segment, by a scan from its last index entry on; none where that does not lead to its end.
+    /// The same where it was not noted, by a scan from its last index entry on; none where that does not lead to its end.
     pub(crate) fn read_last_time(&self, disk: &dyn Disk) -> Option<u64> {
         if self.last_time().is_none()
             && let Some(time) = self.scan_for_last_time(disk)

@@ -6,11 +6,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use super::{Listed, Surroundings, Topic, open_partition};
 use crate::error::{Error, Result};
 use crate::io::{Disk, Entry, EntryKind};
-use crate::partition::{self, PartitionReport};
+use crate::partition::{self, Partition, PartitionReport};
 use crate::record::to_usize;
 
 /// In front of the number of a partition that is being taken in, and of one whose place it takes.
@@ -68,8 +69,10 @@ pub(super) fn finish(disk: &dyn Disk, dir: &Path, listed: &mut Listed) -> Result
 }
 
 impl Topic {
-    /// Takes in the partition in `from` as that number. Whoever calls sees to it that nobody else alters or deletes the topic meanwhile.
+    /// Takes in the partition in `from` as that number. Whoever calls sees to it that nobody else alters or deletes the topic meanwhile. It may be
+    /// closed meanwhile: then the partition is not taken in, or if it has its place by then, it is closed.
     pub(crate) fn import(&self, around: &Surroundings, number: u32, from: &Path) -> Result<PartitionReport> {
+        let _importing = self.0.importing.lock().unwrap_or_else(PoisonError::into_inner);
         let empty = self.partition(number)?;
         let not_empty = || Error::PartitionNotEmpty { topic: self.name().to_owned(), partition: number };
         empty.check_open()?;
@@ -88,6 +91,7 @@ impl Topic {
         let closed = empty.close();
         let is_empty = empty.next_offset() == 0;
         let taken = match closed {
+            _ if self.is_closed() => Err(Error::Closed { path: dir.join(number.to_string()) }),
             Ok(()) if is_empty => self.take_place(disk, number)?,
             // Somebody appended meanwhile.
             Ok(()) => Err(not_empty()),
@@ -98,10 +102,34 @@ impl Topic {
         {
             tracing::warn!(%error, path = %new_path.display(), "a partition that was not taken in is left until the next opening");
         }
+        if let Err(error) = &taken
+            && self.is_closed()
+        {
+            // The empty one is closed already.
+            return Err(error.clone());
+        }
         let (partition, report) = open_partition(around, dir, self.name(), number, &self.config())?;
-        let mut partitions = self.0.partitions.write().unwrap_or_else(PoisonError::into_inner);
-        partitions[to_usize(number.into())] = partition;
+        self.set_partition(number, partition);
         taken.map(|()| report)
+    }
+
+    /// Puts a partition into its place in the list. Nobody finds it open there who may know that the topic is closed.
+    fn set_partition(&self, number: u32, partition: Partition) {
+        let mut partitions = self.0.partitions.write().unwrap_or_else(PoisonError::into_inner);
+        // Whoever closes sets this before he looks at the list: he closes it, or it is done here.
+        let closed = self.is_closed();
+        if closed {
+            partition.leave_to_close();
+        }
+        partitions[to_usize(number.into())] = partition.clone();
+        drop(partitions);
+        if closed && let Err(error) = partition.close() {
+            tracing::warn!(%error, "a partition that was taken into a topic that was closed meanwhile could not be closed cleanly");
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.closed.load(Ordering::SeqCst)
     }
 
     /// The inner error left the empty partition in its place. After the outer one it is not known which of them a power loss leaves there: neither

@@ -9,8 +9,8 @@ mod tail;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::clock::Clock;
 use crate::config::{MAX_PARTITIONS, Opening, TopicConfig, WaitStrategy};
@@ -59,6 +59,10 @@ struct Inner {
     dir: PathBuf,
     /// In the order of their numbers. One that is empty may give its place to another.
     partitions: RwLock<Vec<Partition>>,
+    /// No partition is opened any more. Set before the list is looked at by whoever closes, and looked at by whoever changes the list.
+    closed: AtomicBool,
+    /// Held by whoever takes a partition in.
+    importing: Mutex<()>,
     /// Where the next record without a key goes.
     turn: AtomicU32,
 }
@@ -210,7 +214,14 @@ impl Topic {
             opened.push(partition);
             reports.push(report);
         }
-        let inner = Inner { name: name.to_owned(), dir: dir.to_owned(), partitions: RwLock::new(opened), turn: AtomicU32::new(0) };
+        let inner = Inner {
+            name: name.to_owned(),
+            dir: dir.to_owned(),
+            partitions: RwLock::new(opened),
+            closed: AtomicBool::new(false),
+            importing: Mutex::default(),
+            turn: AtomicU32::new(0),
+        };
         Ok(Opened { topic: Self(Arc::new(inner)), partitions: reports, ignored: others, unsound })
     }
 
@@ -303,12 +314,24 @@ impl Topic {
     /// The broker still has it by its name, closed: it can be deleted, and it serves again once the broker is opened again.
     ///
     /// # Blocking
-    /// Until what was queued before is answered.
+    /// Until what was queued before is answered. A [partition that is being taken in](crate::Broker::import_partition) is waited for, too, as far as it is
+    /// copied: that either gives up with [`Error::Closed`], and leaves nothing behind, or the partition has its place already and is closed with the others.
     ///
     /// # Errors
     /// The first failure; everything is closed all the same. A partition that had stopped tells why.
     pub fn close(&self) -> Result<()> {
-        self.partitions().iter().map(Partition::close).fold(Ok(()), Result::and)
+        self.0.closed.store(true, Ordering::SeqCst);
+        let closed = self.partitions().iter().map(Partition::close).fold(Ok(()), Result::and);
+        if !matches!(closed, Err(Error::Forked { .. })) {
+            drop(self.0.importing.lock());
+        }
+        closed
+    }
+
+    /// All handles are told that it is closed, whether or not whoever closes it comes to an end.
+    pub(crate) fn leave_to_close(&self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+        self.partitions().iter().for_each(Partition::leave_to_close);
     }
 }
 

@@ -184,6 +184,7 @@ fn entry() {
         "pinning" => pinning::pinning_role(),
         "signals" => environment::signals_role(),
         "few files" => limits::few_files_role(),
+        "no threads" => limits::no_threads_role(),
         "rest" => many::rest_role(),
         "little locked memory" => many::little_locked_memory_role(),
         "few descriptors" => many::few_descriptors_role(),

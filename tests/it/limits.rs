@@ -1,19 +1,28 @@
-//! Limits that a process is given, met while it appends: on file descriptors (B150) and on the size of files. In a process of its own
+//! Limits that a process is given, met while it appends: on file descriptors (B150), on threads and on the size of files. In a process of its own
 //! each, as they hold for all of one.
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sapwood::{Broker, Durability, Error, Partition, TopicConfig, Visibility};
+use rustix::process::{Resource, Rlimit, Uid, getrlimit, getuid, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_thread_res_uid};
+use sapwood::clock::Clock;
+use sapwood::io::OsDisk;
+use sapwood::{Broker, BrokerConfig, Durability, Error, Partition, TopicConfig, Visibility, Writers};
 use serde_json::json;
 
 use crate::child::{self, Child, argument, backend, backend_name, say};
 use crate::oracle::assert_closed;
+use crate::sim::until;
 use crate::space::{record, try_append};
 use crate::support::{
-    assert_in_order, config, contents, create, each_backend, open, partition_dir, partition_of, read_all, read_up_to, scratch, small,
+    TOPIC, TestClock, assert_in_order, config, contents, create, each_backend, open, partition_dir, partition_of, read_all, read_up_to,
+    scratch, small,
 };
+use crate::warnings::Warnings;
 
 /// The soft limit; the hard one stays, so that it can be taken back.
 fn limit(resource: Resource, current: Option<u64>) {
@@ -165,6 +174,94 @@ fn a_limit_on_the_size_of_files_loses_nothing_and_passes() {
                 eprintln!("{durability:?}, {preallocate_bytes}: {error}");
                 assert_whole(data.path(), backend, &topic, records.parse().unwrap(), 1000);
             }
+        }
+    });
+}
+
+/// Becomes a user whom the limit on threads holds for, which it does not for root. Files are open to it as before.
+fn be_limited() {
+    if getuid().is_root() {
+        let nobody = Uid::from_raw(65_534);
+        set_keep_capabilities(true).unwrap();
+        set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let kept = CapabilitySet::DAC_OVERRIDE;
+        set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() }).unwrap();
+    }
+}
+
+fn upkeep_threads() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    tasks.filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "log upkeep")).count()
+}
+
+/// No thread is to be had from before the first append on, and again after a while in which there was one.
+pub fn no_threads_role() {
+    let warnings = Warnings::collect();
+    be_limited();
+    let clock = Arc::new(TestClock::at(1 << 60));
+    let config = BrokerConfig { writers: Writers::PerPartition, retention_every: None, ..config(backend(), small()) };
+    let disk = Arc::new(OsDisk::new(backend()).unwrap());
+    let broker = Broker::open_on(disk, Arc::clone(&clock) as Arc<dyn Clock>, child::text("data"), config).unwrap();
+    let partition = broker.create_topic(TOPIC, topic()).unwrap().partition(0).unwrap();
+    limit(Resource::Nproc, Some(0));
+    assert!(thread::Builder::new().spawn(|| ()).is_err(), "the limit does not hold");
+    let mut model = Vec::new();
+    assert!(append_up_to(&partition, &mut model, 60, 1000).is_none());
+    partition.sync().unwrap();
+    partition.roll().unwrap();
+    // What is put off comes nevertheless: a checkpoint, index entries.
+    clock.pass(Duration::from_secs(6));
+    assert!(append_up_to(&partition, &mut model, 61, 1000).is_none());
+    let rolls = partition.stats().rolls;
+    assert!(rolls > 10, "{rolls}");
+    partition.truncate_before(8).unwrap();
+    partition.truncate_after(58).unwrap();
+    model.truncate(58);
+    let rows = read_up_to(&partition, Visibility::Durable, 8, 1 << 20);
+    assert!(contents(&rows) == model[8..] || topic().durability != Durability::Durable);
+    // It asks again after a while, and not before, and is refused again.
+    let append_more = |model: &mut Vec<_>, end| {
+        for number in model.len() as u64..end {
+            let next = record(number, 1000);
+            try_append(&partition, std::slice::from_ref(&next)).unwrap();
+            model.push(next);
+        }
+    };
+    clock.pass(Duration::from_secs(11));
+    append_more(&mut model, 70);
+    assert_eq!(upkeep_threads(), 0);
+    let told = warnings.all();
+    limit(Resource::Nproc, getrlimit(Resource::Nproc).maximum);
+    clock.pass(Duration::from_secs(11));
+    until("a thread", || {
+        let end = model.len() as u64 + 1;
+        append_more(&mut model, end);
+        upkeep_threads() == 1
+    });
+    append_more(&mut model, 90);
+    assert_eq!(warnings.all(), told, "no other warning");
+    let end = model.len();
+    drop(partition);
+    broker.close().unwrap();
+    say(&json!((end, told)).to_string());
+}
+
+#[test]
+fn a_partition_that_is_refused_a_thread_for_upkeep_goes_on_without() {
+    each_backend(|backend| {
+        for durability in [Durability::Durable, Durability::Os, Durability::Interval { bytes: 3000, time: Duration::from_millis(1) }] {
+            let data = scratch();
+            let topic = TopicConfig { segment_bytes: 5000, durability, ..small() };
+            let arguments = json!({ "data": data.path(), "backend": backend_name(backend), "topic": topic });
+            let mut child = Child::start("no threads", &arguments);
+            let (end, told): (usize, Vec<String>) = serde_json::from_str(&child.expect_line()).unwrap();
+            assert!(child.finish().success());
+            assert!(told.len() == 1 && told[0].contains("RLIMIT_NPROC"), "{told:?}");
+            let broker = open(data.path(), backend, &topic);
+            let rows = read_up_to(&partition_of(&broker), Visibility::Durable, 8, 1 << 20);
+            assert_in_order(&rows, 8);
+            assert!(contents(&rows) == (8..end as u64).map(|number| record(number, 1000)).collect::<Vec<_>>());
+            broker.close().unwrap();
         }
     });
 }

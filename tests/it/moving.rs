@@ -534,6 +534,152 @@ fn a_copy_that_lost_its_end_is_not_taken_in() {
     broker.close().unwrap();
 }
 
+// -------------------------------------------------------------------- closed meanwhile
+
+/// Where the disk holds an import, and whether the partition has its place by then: while it is copied, while names change, and while it is opened there.
+const PLACES: [(OpKind, &str, bool); 6] = [
+    (OpKind::CreateDir, "t/.new-1", false),
+    (OpKind::Create, "t/.new-1/00000000000000000006.log", false),
+    (OpKind::SyncDir, "t/.new-1", false),
+    (OpKind::Rename, "t/1", true),
+    (OpKind::Rename, "t/.new-1", true),
+    (OpKind::RemoveDir, "t/.old-1", true),
+];
+
+/// An import that the disk holds up there, with `close` at work beside it when it goes on, which `closes` tells. Gives what came of both.
+fn beside_an_import<T: Send>(
+    (kind, place): (OpKind, &str),
+    close: impl FnOnce(&Broker) -> T + Send,
+    closes: impl FnOnce(&Broker, bool),
+) -> (SimDisk, Broker, sapwood::Result<sapwood::PartitionReport>, T) {
+    let sim = SimDisk::new(seed());
+    sim.import(&fixture(DEMO), Path::new("/made/from")).unwrap();
+    let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+    another(&broker, "t");
+    let hold = sim.hold(kind, Some(place));
+    let (imported, closed) = thread::scope(|scope| {
+        let importing = scope.spawn(|| broker.import_partition("t", 1, "/made/from"));
+        hold.wait_until_held();
+        let closing = scope.spawn(|| close(&broker));
+        closes(&broker, closing.is_finished());
+        assert!(!importing.is_finished());
+        hold.release();
+        (importing.join().unwrap(), closing.join().unwrap())
+    });
+    (sim, broker, imported, closed)
+}
+
+#[track_caller]
+fn assert_all_closed(partitions: &[Partition]) {
+    for partition in partitions {
+        assert!(partition.append(Batch::of(None, b"late").unwrap()).unwrap_err().is_closed());
+        assert!(partition.reader().is_err_and(|error| error.is_closed()));
+        assert!(partition.read_one(0).unwrap_err().is_closed());
+    }
+}
+
+/// What the next opening finds is the empty partition or the whole new one, as the import said.
+#[track_caller]
+fn assert_taken_or_not(sim: &SimDisk, imported: &sapwood::Result<sapwood::PartitionReport>, is_in_place: bool) {
+    match imported {
+        Ok(report) => assert!(is_in_place && report.next_offset == 36),
+        Err(error) => assert!(!is_in_place && error.is_closed(), "{error}"),
+    }
+    let names: Vec<_> = sim.clone().list(&Path::new(DATA).join("t")).unwrap().into_iter().map(|entry| entry.name).collect();
+    assert!(names.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{names:?}");
+    let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+    assert!(broker.report().ignored.is_empty());
+    let partition = broker.topic("t").unwrap().partition(1).unwrap();
+    assert_eq!(partition.next_offset(), if imported.is_ok() { 36 } else { 0 });
+    assert_eq!(read_all(&partition).len() as u64, partition.next_offset());
+    assert_eq!(append(&partition, b"k", b"v"), if imported.is_ok() { 36 } else { 0 });
+}
+
+#[test]
+fn a_topic_that_is_closed_while_a_partition_is_taken_in_stays_closed() {
+    for (kind, place, is_in_place) in PLACES {
+        let (sim, broker, imported, ()) = beside_an_import(
+            (kind, place),
+            |broker| {
+                let topic = broker.topic("t").unwrap();
+                topic.close().unwrap();
+                // What was taken in is closed by now, and nothing of it is being written.
+                assert_all_closed(&topic.partitions());
+            },
+            |broker, is_finished| {
+                sim::until("the topic is closed", || broker.produce("t", Some(b"k"), b"v").is_err());
+                assert!(!is_finished, "{place}");
+            },
+        );
+        let topic = broker.topic("t").unwrap();
+        assert_all_closed(&topic.partitions());
+        assert!(broker.import_partition("t", 1, "/made/from").unwrap_err().is_closed());
+        drop(topic);
+        broker.close().unwrap();
+        assert_taken_or_not(&sim, &imported, is_in_place);
+    }
+}
+
+#[test]
+fn a_broker_that_is_closed_while_a_partition_is_taken_in_waits_for_it_or_leaves_nothing_open() {
+    for (kind, place, is_in_place) in PLACES {
+        let (sim, broker, imported, partitions) = beside_an_import(
+            (kind, place),
+            |broker| {
+                let topic = broker.topic("t").unwrap();
+                broker.clone().close().unwrap();
+                assert_all_closed(&topic.partitions());
+                topic.partitions()
+            },
+            |broker, _| sim::until("the broker is closed", || broker.topic(TOPIC).is_err_and(|error| error.is_closed())),
+        );
+        assert_eq!(imported.unwrap().next_offset, 36);
+        assert_all_closed(&partitions);
+        drop((broker, partitions));
+        let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+        assert_eq!(broker.next_offset("t", 1).unwrap(), 36);
+        drop(broker);
+        // With a limit that is over before the disk goes on.
+        let (done, is_done) = std::sync::mpsc::channel();
+        let (sim, broker, imported, partitions) = beside_an_import(
+            (kind, place),
+            |broker| {
+                let topic = broker.topic("t").unwrap();
+                let error = broker.clone().close_within(Duration::from_millis(1)).unwrap_err();
+                assert!(matches!(error, Error::CloseTimedOut { .. }), "{error}");
+                assert_all_closed(&topic.partitions());
+                done.send(()).unwrap();
+                topic
+            },
+            |_, _| is_done.recv().unwrap(),
+        );
+        assert_all_closed(&partitions.partitions());
+        drop((broker, partitions));
+        sim::until("the data directory is let go of", || sim::try_open(&sim, &segments_of(270)).is_ok());
+        assert_taken_or_not(&sim, &imported, is_in_place);
+    }
+}
+
+#[test]
+fn a_topic_is_deleted_after_the_partition_that_is_being_taken_in() {
+    for (kind, place, _) in PLACES {
+        let (sim, broker, imported, topic) = beside_an_import(
+            (kind, place),
+            |broker| {
+                let topic = broker.topic("t").unwrap();
+                broker.delete_topic("t").unwrap();
+                topic
+            },
+            |broker, is_finished| assert!(!is_finished && broker.topic("t").is_ok()),
+        );
+        assert_eq!(imported.unwrap().next_offset, 36);
+        assert_all_closed(&topic.partitions());
+        assert!(broker.topics().is_empty() && !sim.exists(&Path::new(DATA).join("t")));
+        drop(topic);
+        broker.close().unwrap();
+    }
+}
+
 #[test]
 fn an_export_without_records_goes_on_elsewhere_where_it_ended() {
     each_disk(|disk, data, place| {

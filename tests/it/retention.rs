@@ -181,6 +181,68 @@ fn b082_a_record_from_the_future_keeps_nothing_for_ever() {
 }
 
 #[test]
+fn b082_a_record_from_the_future_keeps_not_even_the_segment_that_takes_the_appends_for_ever() {
+    for backend in BACKENDS {
+        let data = scratch();
+        let dir = partition_dir(data.path());
+        let start = SystemTime::now();
+        let right = Arc::new(TestClock::at(start.duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64));
+        let open = || open_at(Arc::new(OsDisk::new(backend).unwrap()), &right, data.path());
+        // The kernel goes by the same clock.
+        let modified = |base| {
+            let log = File::options().write(true).open(format::segment_path(&dir, base, "log")).unwrap();
+            log.set_modified(UNIX_EPOCH + Duration::from_nanos(right.wall_ns())).unwrap();
+        };
+        // For one append the clock is far ahead, and for another, a year later, it is right again: it fits into the same segment.
+        let mut broker = open();
+        broker.create_topic(TOPIC, topic()).unwrap();
+        right.set(right.wall_ns() + (50 * YEAR).as_nanos() as u64);
+        record(&partition_of(&broker));
+        right.set(right.wall_ns() - (50 * YEAR).as_nanos() as u64);
+        for year in 1..5 {
+            right.pass(YEAR);
+            broker.close().unwrap();
+            broker = open();
+            let partition = partition_of(&broker);
+            assert_eq!(record(&partition), year);
+            modified(if year == 1 { 0 } else { year });
+            // Opening doubts the clock; then a day has not passed yet, and then it has.
+            enforce(&broker);
+            right.pass(2 * HOUR);
+            assert_eq!(enforce(&broker).0, 0);
+            assert_eq!(partition.first_offset(), if year == 1 { 0 } else { year });
+            right.pass(DAY);
+            assert_eq!(enforce(&broker).0, 1);
+            assert_eq!((partition.first_offset(), partition.next_offset()), (year + 1, year + 1));
+        }
+        broker.close().unwrap();
+    }
+}
+
+#[test]
+fn a_log_that_the_kernel_too_saw_change_in_the_future_is_as_old_as_its_sealing() {
+    for backend in BACKENDS {
+        let data = scratch();
+        let start = SystemTime::now();
+        let clock = Arc::new(TestClock::at(start.duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64));
+        let broker = open_at(Arc::new(OsDisk::new(backend).unwrap()), &clock, data.path());
+        let partition = broker.create_topic(TOPIC, topic()).unwrap().partition(0).unwrap();
+        clock.set(clock.wall_ns() + (50 * YEAR).as_nanos() as u64);
+        record(&partition);
+        let log = File::options().write(true).open(format::segment_path(&partition_dir(data.path()), 0, "log")).unwrap();
+        log.set_modified(start + 50 * YEAR).unwrap();
+        clock.set(clock.wall_ns() - (50 * YEAR).as_nanos() as u64);
+        clock.pass(Duration::from_secs(600));
+        assert_eq!((enforce(&broker).0, partition.stats().rolls), (0, 1));
+        assert_eq!((enforce(&broker).0, partition.stats().rolls), (0, 1), "once");
+        clock.pass(DAY);
+        assert_eq!(enforce(&broker).0, 1);
+        assert_eq!((partition.first_offset(), partition.next_offset()), (1, 1));
+        assert_eq!(record(&partition), 1);
+    }
+}
+
+#[test]
 fn b084_a_clock_that_is_wrong_for_a_moment_takes_nothing() {
     each_disk(|disk, data, clock| {
         let broker = open_at(disk(), clock, data);

@@ -51,37 +51,36 @@ impl Writer {
     }
 
     /// Begins what is to be there before a commit needs it.
-    pub(super) fn look_ahead(&mut self) -> Result<()> {
+    pub(super) fn look_ahead(&mut self) {
         if self.pending.is_some() || !self.zero_ahead.has_begun() {
-            return Ok(());
+            return;
         }
         // The first commit is always this thread's own, for it needs room, and so is the first after a rest; a producer's thread starts none.
         if !self.rests {
-            self.upkeep.start()?;
+            self.upkeep.start();
         }
         if self.pending_entries >= PENDING_ENTRIES && !self.under_way.index && !self.active.index.failed() {
-            self.begin_index()?;
+            self.begin_index();
         }
         let limit = self.segment_bytes;
         if !self.under_way.extend
             && let Some(range) = self.active.to_extend(self.end, limit)
         {
             let durable = self.shared.config.durability == Durability::Durable;
-            self.upkeep.begin(Job::Extend { log: Arc::clone(&self.active.log), range, durable })?;
+            self.upkeep.begin(Job::Extend { log: Arc::clone(&self.active.log), range, durable });
             self.under_way.extend = true;
         }
         if self.checkpoint_is_due() {
-            self.begin_checkpoint()?;
+            self.begin_checkpoint();
         }
         let wants_successor =
             self.active.wants_successor(&self.shared, self.end) || (self.roll_is_due() && active::is_worth_preparing(limit));
         if self.may_prepare && !self.under_way.prepare && self.prepared.is_none() && wants_successor {
             let room = limit.min(self.shared.config.preallocate_bytes).next_multiple_of(BLOCK);
             let zeros = if self.active.takes_zeros() { self.zero_ahead.of_next_segment(room) } else { 0 };
-            self.upkeep.begin(Job::Prepare { room, zeros })?;
+            self.upkeep.begin(Job::Prepare { room, zeros });
             self.under_way.prepare = true;
         }
-        Ok(())
     }
 
     /// So many bytes more are durable.
@@ -100,10 +99,10 @@ impl Writer {
         !self.under_way.checkpoint && !self.under_way.names && self.zero_ahead.has_begun() && self.pending.is_none()
     }
 
-    fn begin_checkpoint(&mut self) -> Result<()> {
+    fn begin_checkpoint(&mut self) {
         self.under_way.checkpoint = true;
         self.unnoted = None;
-        self.upkeep.begin(Job::Checkpoint { index: Arc::clone(&self.active.index), checkpoint: self.checkpoint() })
+        self.upkeep.begin(Job::Checkpoint { index: Arc::clone(&self.active.index), checkpoint: self.checkpoint() });
     }
 
     /// What is durable now. A segment begins after everything before it is, so the durable end lies in the active one.
@@ -112,11 +111,11 @@ impl Writer {
         Checkpoint { base: segment.base(), position, next_offset: offset, last_timestamp: self.last_timestamp, entries: 0, clean: false }
     }
 
-    pub(super) fn begin_index(&mut self) -> Result<()> {
+    pub(super) fn begin_index(&mut self) {
         self.under_way.index = true;
         self.index_since = None;
         let index = Arc::clone(&self.active.index);
-        self.upkeep.begin(Job::Index { index, up_to: self.shared.appended_end() })
+        self.upkeep.begin(Job::Index { index, up_to: self.shared.appended_end() });
     }
 
     /// Whether what the kernel has is to be synced now.
@@ -131,11 +130,10 @@ impl Writer {
     }
 
     /// Has everything synced that the kernel has now. Appends go on meanwhile.
-    pub(super) fn begin_sync(&mut self) -> Result<()> {
-        self.upkeep.begin(Job::Sync { log: Arc::clone(&self.active.log) })?;
+    pub(super) fn begin_sync(&mut self) {
+        self.upkeep.begin(Job::Sync { log: Arc::clone(&self.active.log) });
         self.under_way.sync = Some(self.appended());
         self.unsynced = None;
-        Ok(())
     }
 
     fn finish_sync(&mut self, result: io::Result<()>) -> Result<()> {

@@ -100,7 +100,7 @@ impl Writer {
         if renamed && guard::stands(Guard::RenamesBeforeAnswers) {
             if ahead && self.upkeep.is_idle() {
                 // Beside the next commit, whose answers wait for it.
-                self.upkeep.begin(Job::SyncNames { names })?;
+                self.upkeep.begin(Job::SyncNames { names });
                 self.under_way.names = true;
             } else {
                 // It would wait for whatever else is being done; or answers do not wait, and index entries would be written into
@@ -111,10 +111,10 @@ impl Writer {
         // Nobody waits for the rest of the sealing.
         let (segment, next_offset) = (Arc::clone(&before.segment), end.offset);
         if ahead {
-            self.upkeep.begin(Job::Seal { log: before.log, index: before.index, segment: before.segment })?;
+            self.upkeep.begin(Job::Seal { log: before.log, index: before.index, segment: before.segment });
             self.under_way.seals.push_back(end);
         }
-        self.upkeep.begin(Job::Sum { segment, sum: before.sum, next_offset })?;
+        self.upkeep.begin(Job::Sum { segment, sum: before.sum, next_offset });
         self.last_block.clear();
         self.owes_last_block = false;
         self.end = 0;
