@@ -100,8 +100,9 @@ impl Broker {
     /// - After opening, time goes on from the newest record that is not in the future. So where nothing was appended for longer than a minute
     ///   before, what became too old meanwhile goes an hour after opening.
     /// - A record that is stamped in the future has no age. Its segment's is told by when the kernel saw its log change last, of the one that takes the
-    ///   appends, too; where that is in the future as well, the next one begins, and the age is that of the sealing. No segment is kept when
-    ///   one behind it, which is younger, is too old.
+    ///   appends, too; where that is in the future as well, the next one begins, and the age is that of the sealing. Closing a
+    ///   partition is such a change: where it is closed and opened again more often than that, its last segment stays. No segment is kept when one
+    ///   behind it, which is younger, is too old.
     ///
     /// # Durability
     /// What went is gone durably. After a crash at any moment each log is without a gap, and its next offset as it was.
