@@ -331,9 +331,12 @@ impl World {
     fn retain(&mut self) -> Verdict {
         let Some(broker) = self.broker.clone() else { return Ok(()) };
         self.look()?;
+        let mut before = BTreeMap::new();
         for topic in broker.topics() {
             for number in 0..broker.num_partitions(&topic).unwrap_or(0) {
+                let began = self.partition(&topic, number).map(|partition| partition.first_offset());
                 let log = self.model.log(&topic, number);
+                before.insert((topic.clone(), number), (began, log.first));
                 log.first.1 = log.records.len() as u64;
             }
         }
@@ -351,9 +354,10 @@ impl World {
                 let first = partition.first_offset();
                 let removed = report.removed.iter().find(|removed| removed.topic == topic && removed.partition == number);
                 ensure!(removed.is_none_or(|removed| removed.records.end == first), "{removed:?} is told, and {first} is the first");
-                let log = self.model.log(&topic, number);
-                ensure!(removed.is_some() || first == log.first.0, "{topic}/{number}: what went up to {first} is not told");
-                log.first = (first, first);
+                let (began, might_begin) = before[&(topic.clone(), number)];
+                ensure!(removed.is_some() || began == Some(first), "{topic}/{number}: what went up to {first} is not told");
+                // What a truncation before removed and could not make durable may come back all the same.
+                self.model.log(&topic, number).first = if removed.is_some() { (first, first) } else { might_begin };
             }
         }
         Ok(())
