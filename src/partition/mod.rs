@@ -195,12 +195,13 @@ impl Partition {
             }
         };
         active.segment.note_last_time(last_timestamp);
-        let start = Appender { active, next_offset, last_timestamp };
-        let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
-        let has_moved = note::Note::Moved.read(&*shared.disk, &shared.dir).unwrap_or_else(|error| {
-            tracing::warn!(%error, path = %shared.dir.display(), "whether the partition moved cannot be read; it takes appends");
+        // Where that cannot be read nothing is opened: two places that take appends would be worse than none.
+        let has_moved = note::Note::Moved.look(&*shared.disk, &shared.dir)?.unwrap_or_else(|error| {
+            tracing::warn!(%error, path = %shared.dir.display(), "what is called as the note that the partition moved is another's; it takes appends");
             None
         });
+        let start = Appender { active, next_offset, last_timestamp };
+        let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
         let inner = Inner { shared, topic, number, queue, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
         if has_moved.is_some() {
             note::sync_names(&*inner.shared.disk, &inner.shared.dir)?;

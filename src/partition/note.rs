@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::guard::{self, Guard};
 use crate::io::transfer::{read_up_to_at, write_all_at};
-use crate::io::{Disk, Open};
+use crate::io::{Disk, Entry, EntryKind, Open};
 use crate::segment::remove_if_there;
 
 /// Which note.
@@ -84,6 +84,21 @@ impl Note {
             Ok(Some(offset))
         } else {
             Err(io::Error::new(io::ErrorKind::InvalidData, "not what this engine writes"))
+        }
+    }
+
+    /// What it says, for an opening. The inner error says that what has its name is another's.
+    ///
+    /// # Errors
+    /// What the system says to a file: it may say what must not be passed over.
+    pub(super) fn look(self, disk: &dyn Disk, dir: &Path) -> Result<io::Result<Option<u64>>> {
+        let is_file = || {
+            let is_this = |entry: &Entry| entry.name == self.name() && entry.kind == EntryKind::File;
+            disk.list(dir).map_or(true, |entries| entries.iter().any(is_this))
+        };
+        match self.read(disk, dir) {
+            Err(error) if error.kind() != io::ErrorKind::InvalidData && is_file() => Err(Error::io("read", &self.path(dir))(error)),
+            found => Ok(found),
         }
     }
 

@@ -15,10 +15,13 @@ pub(super) struct Start(AtomicU64);
 
 impl Start {
     /// Reads the note, if there is one. What is not the engine's is told, and left alone.
+    ///
+    /// # Errors
+    /// What the system says to the engine's own.
     pub(super) fn open(disk: &dyn Disk, dir: &Path, next_offset: u64, report: &mut PartitionReport) -> Result<Self> {
-        let offset = Note::Start.read(disk, dir).unwrap_or_else(|error| {
+        let offset = Note::Start.look(disk, dir)?.unwrap_or_else(|error| {
             let path = Note::Start.path(dir);
-            tracing::warn!(%error, path = %path.display(), "the first offset cannot be read; records before it can be read again");
+            tracing::warn!(%error, path = %path.display(), "what is called as the note of the first offset is another's; records before it can be read again");
             report.ignored.push(path);
             None
         });

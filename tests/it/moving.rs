@@ -703,3 +703,27 @@ fn an_export_without_records_goes_on_elsewhere_where_it_ended() {
         broker.close().unwrap();
     });
 }
+
+#[test]
+fn a_partition_of_which_it_cannot_be_read_whether_it_moved_is_not_opened() {
+    for (name, kind) in [("moved", OpKind::Open), ("moved", OpKind::Read), ("start", OpKind::Open), ("start", OpKind::Read)] {
+        let sim = SimDisk::new(5);
+        let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+        let partition = broker.create_topic(TOPIC, segments_of(4000)).unwrap().partition(0).unwrap();
+        fill(&partition, 10);
+        partition.truncate_before(4).unwrap();
+        partition.seal().unwrap();
+        drop(partition);
+        broker.close().unwrap();
+        sim.fail(Fault::next(kind, Effect::Error(EIO)).path(name));
+        let clock = Arc::new(sapwood::clock::SystemClock::new());
+        let opened = Broker::open_on(Arc::new(sim.clone()), clock, Path::new(DATA), config(Backend::Auto, segments_of(270)));
+        let error = opened.unwrap_err();
+        assert!(matches!(&error, Error::Io { path, .. } if path.ends_with(name)), "{name}: {error}");
+        sim.clear_faults();
+        let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+        assert!(partition_of(&broker).is_sealed());
+        assert_filled(&partition_of(&broker), 4, 10);
+        broker.close().unwrap();
+    }
+}
