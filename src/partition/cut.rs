@@ -196,8 +196,7 @@ impl Cut {
     /// Tells readers, once nothing that they could hold is the log's any more.
     pub(super) fn tell(&self, shared: &Shared) {
         shared.cuts.add(self.offset);
-        shared.watches.appended.tell_all();
-        shared.watches.durable.tell_all();
+        shared.watches.tell_all();
     }
 }
 

@@ -380,8 +380,7 @@ impl Partition {
     /// All handles are told that it is closed, whether or not whoever closes it comes to an end.
     pub(crate) fn leave_to_close(&self) {
         self.0.shared.closed.store(true, Ordering::Release);
-        self.0.shared.watches.appended.tell_all();
-        self.0.shared.watches.durable.tell_all();
+        self.0.shared.watches.tell_all();
     }
 }
 

@@ -158,11 +158,7 @@ impl Shared {
 
 /// Removes what an export made, by its names: to list them may be what cannot be done.
 fn remove_export(disk: &dyn Disk, to: &Path, segments: &[Arc<Segment>]) -> io::Result<()> {
-    for base in segments.iter().map(|segment| segment.base()) {
-        for kind in [Kind::Log, Kind::Index, Kind::TimeIndex, Kind::Sum] {
-            segment::remove_if_there(disk, &to.join(Name { base, kind }.to_string()))?;
-        }
-    }
+    segments.iter().try_for_each(|segment| segment::remove_files(disk, to, segment.base()))?;
     Note::Start.remove_files(disk, to)?;
     disk.remove_dir(to)
 }

@@ -63,6 +63,14 @@ pub(super) struct Watches {
     pub(super) durable: Arc<Watch>,
 }
 
+impl Watches {
+    /// Has everybody look, who waits: something else than an end's move is news to them.
+    pub(super) fn tell_all(&self) {
+        self.appended.tell_all();
+        self.durable.tell_all();
+    }
+}
+
 /// That nobody else takes anything from the log, at either end.
 pub(super) type Alone<'a> = MutexGuard<'a, ()>;
 
@@ -99,8 +107,7 @@ impl Shared {
     pub(super) fn stop(&self, error: Option<Error>) {
         let first = self.stopped.set(error).is_ok();
         assert!(first, "a partition has one writer, which stops once");
-        self.watches.appended.tell_all();
-        self.watches.durable.tell_all();
+        self.watches.tell_all();
     }
 
     pub(super) fn first_offset(&self) -> u64 {
