@@ -130,3 +130,11 @@ mod primitives {
 }
 
 pub(crate) use primitives::{Condvar, Mutex, MutexGuard, atomic, channel, thread};
+
+/// Runs a model with so many switches at most that no thread asked for. Few show nearly all faults, and more of them take hours.
+#[cfg(all(test, loom))]
+pub(crate) fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(body);
+}

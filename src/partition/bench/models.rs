@@ -4,13 +4,7 @@ use loom::thread::spawn;
 
 use super::*;
 use crate::sync::channel::{self, Receiver, Sender};
-
-/// Few switches show nearly all faults, and more of them take hours.
-fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(body);
-}
+use crate::sync::model;
 
 /// Hands each job on to who waits for it.
 struct Jobs {
@@ -95,7 +89,7 @@ fn loom_two_threads_do_the_jobs_of_one_partition_in_their_order() {
         partition.ask(1);
         partition.done.wait_for(&[0, 1]);
         bench.close();
-        threads.map(|thread| thread.join().unwrap());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 

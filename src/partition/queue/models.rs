@@ -7,13 +7,7 @@ use loom::thread::{JoinHandle, spawn};
 
 use super::super::reply::{self, Reply};
 use super::*;
-
-/// Few switches show nearly all faults, and more of them take hours.
-fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(body);
-}
+use crate::sync::model;
 
 fn message() -> (Message, Reply<Answer>) {
     let (answer, reply) = reply::pair();

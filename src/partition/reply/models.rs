@@ -6,12 +6,7 @@
 use loom::thread::spawn;
 
 use super::*;
-
-fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(body);
-}
+use crate::sync::model;
 
 #[test]
 fn loom_an_answer_or_its_absence_is_told() {
