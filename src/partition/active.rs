@@ -190,7 +190,8 @@ impl Active {
         }
         match extend(&*self.log, self.allocated..len, durable) {
             Err(Unextended::Refused(error)) if error.kind() == io::ErrorKind::Unsupported => {
-                tracing::warn!(path = %self.segment.path(Kind::Log).display(), "the file system cannot allocate ahead;                     going on without, so a full disk shows only when records are written");
+                tracing::warn!(path = %self.segment.path(Kind::Log).display(), "the file system cannot allocate ahead; \
+                    going on without, so a full disk shows only when records are written");
                 self.unpromised = true;
                 set_len(&*self.log, len, durable)
             }

@@ -19,8 +19,10 @@ impl Warnings {
         warnings
     }
 
+    /// Without what the engine says of the file system that the tests run on, for each log: some of those have to do without.
     pub fn all(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
+        let of_file_system = |text: &String| text.contains("message=the file system ");
+        self.0.lock().unwrap().iter().filter(|text| !of_file_system(text)).cloned().collect()
     }
 }
 
