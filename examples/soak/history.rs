@@ -154,6 +154,8 @@ impl History {
                     self.logs.retain(|(name, _), _| name != topic);
                 }
                 ["C", topic, incarnation] => {
+                    let state = self.topics[topic];
+                    assert_eq!(state.incarnation(), Some(incarnation.parse().unwrap()), "{what}: nobody made it");
                     self.topics.insert(topic.to_owned(), State::There(incarnation.parse().unwrap()));
                 }
                 ["D", topic] => {

@@ -100,13 +100,12 @@ pub fn run(data: &Path, seed: u64, life: u32) {
     let broker = Broker::open(data, config(&mut Rng::of(seed, u64::from(life)))).unwrap();
     let mut partitions = Vec::new();
     for (name, config) in plan(seed) {
-        let topic = if broker.topics().iter().any(|topic| topic == name) {
-            broker.topic(name).unwrap()
-        } else {
-            let topic = broker.create_topic(name, config).unwrap();
-            say(&format!("C {name} 0"));
-            topic
-        };
+        if !broker.topics().iter().any(|topic| topic == name) {
+            say(&format!("c {name} 0"));
+            broker.create_topic(name, config).unwrap();
+        }
+        let topic = broker.topic(name).unwrap();
+        say(&format!("C {name} 0"));
         for partition in topic.partitions() {
             say(&format!("F {name} {} {} {}", partition.number(), partition.first_offset(), partition.next_offset()));
             partitions.push((Place { topic: name.into(), partition: partition.number(), incarnation: 0 }, partition));
