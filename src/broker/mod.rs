@@ -201,11 +201,13 @@ impl Broker {
     /// Until what was queued for it is written, and until another that makes, alters or deletes a topic of that name is done.
     ///
     /// # Errors
-    /// [`Error::TopicNotFound`], [`Error::Closed`], and what the system says. The topic is closed then. It is still there, and can be deleted
+    /// [`Error::TopicNotFound`], [`Error::Closed`]. [`Error::Io`] where there is what the engine did not make, which it names and never deletes: the
+    /// topic goes on then. And what else the system says: the topic is closed then. It is still there, and can be deleted
     /// again; or it is gone, and the next opening removes what is left of it.
     pub fn delete_topic(&self, name: &str) -> Result<()> {
         check_name(name)?;
         let (claim, topic) = self.0.topics.claim(name)?;
+        remove::check_all_ours(&*self.0.disk, &self.0.dir.join(name))?;
         claim.hide();
         if let Err(error) = topic.close() {
             tracing::warn!(%error, "a topic that is deleted could not be closed cleanly");
@@ -389,7 +391,7 @@ fn list(disk: &dyn Disk, dir: &Path, report: &mut OpenReport) -> Result<Vec<(Pat
         match entry.kind {
             EntryKind::File if name == LOCK => {}
             // Names with a dot in front are the engine's, but what another put there is still another's.
-            EntryKind::Directory if left_over && Topic::is_all_ours(disk, &path)? => {
+            EntryKind::Directory if left_over && Topic::find_foreign(disk, &path)?.is_none() => {
                 tracing::warn!(path = %path.display(), "removing a topic that was half made or half deleted");
                 remove::remove_hidden(disk, &path)?;
                 report.removed.push(path);

@@ -15,6 +15,13 @@ pub(super) const DELETED: &str = ".del-";
 /// How deep a left-over is removed: a topic, its partitions, their files.
 const DEPTH: u32 = 4;
 
+/// Refuses to remove a topic whose directory holds what is another's: the engine deletes nothing that it did not make.
+pub(super) fn check_all_ours(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let refused =
+        || io::Error::new(io::ErrorKind::InvalidInput, "no file of the engine's, in the directory of a topic that is to be deleted");
+    Topic::find_foreign(disk, dir)?.map_or(Ok(()), |foreign| Err(Error::io("delete", &foreign)(refused())))
+}
+
 /// Gives a topic that is closed a hidden name. Not durable yet.
 pub(super) fn hide(disk: &dyn Disk, dir: &Path, name: &str) -> Result<PathBuf> {
     let (path, hidden) = (dir.join(name), dir.join(format!("{DELETED}{name}")));
@@ -33,7 +40,7 @@ pub(super) fn finish(disk: &dyn Disk, hidden: &Path) -> Result<()> {
 /// Removes what an earlier attempt left under a hidden name. What another put there stays, and what comes next tells of it.
 pub(super) fn make_way(disk: &dyn Disk, hidden: &Path) -> Result<()> {
     let is_ours = match disk.list(hidden) {
-        Ok(_) => Topic::is_all_ours(disk, hidden)?,
+        Ok(_) => Topic::find_foreign(disk, hidden)?.is_none(),
         Err(_) => false,
     };
     if is_ours { remove_hidden(disk, hidden) } else { Ok(()) }
@@ -54,7 +61,7 @@ pub(super) fn remove_tree(disk: &dyn Disk, hidden: &Path) -> Result<()> {
     remove_to(DEPTH, disk, hidden)
 }
 
-/// Links are removed, never followed.
+/// Links are not followed, nor removed.
 fn remove_to(depth: u32, disk: &dyn Disk, dir: &Path) -> Result<()> {
     let entries = match disk.list(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -140,6 +140,8 @@ codes! {
     CheckpointUnsound = "CHECKPOINT_UNSOUND",
     /// The checkpoint does not fit what is there.
     CheckpointUnfit = "CHECKPOINT_UNFIT",
+    /// A note beside the segments says nothing.
+    NoteUnsound = "NOTE_UNSOUND",
     /// A file that an interruption left unfinished.
     Unfinished = "UNFINISHED",
     /// Bytes that were set aside earlier.

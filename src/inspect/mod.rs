@@ -181,7 +181,7 @@ impl Inspector {
         let is_empty = entries.is_empty() && !repair::is_at_home(disk, dir)?;
         let is_new = !is_empty
             && entries.iter().all(|entry| entry.kind == EntryKind::File)
-            && crate::partition::has_only_ours(disk, dir).unwrap_or(false);
+            && crate::partition::find_foreign(disk, dir).is_ok_and(|foreign| foreign.is_none());
         Ok(if partitions.is_empty() && is_new { vec![dir.to_owned()] } else { partitions })
     }
 

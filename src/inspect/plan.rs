@@ -213,9 +213,9 @@ pub(super) fn decide(survey: &Survey, choices: RepairChoices, interval: Option<u
 }
 
 /// Whether a finding is about a directory, link or special file under a name that is none of the engine's, about a whole partition
-/// that is missing, or about the topic.
+/// that is missing, about the topic, or about what only notes told.
 fn is_past_repair(survey: &Survey, finding: &Finding) -> bool {
-    if matches!(finding.code, Code::PartitionMissing | Code::SettingsUnsound) {
+    if matches!(finding.code, Code::PartitionMissing | Code::SettingsUnsound | Code::NoteUnsound) {
         return true;
     }
     let is_ours = |name: &str| survey.listing.irregular.iter().any(|ours| ours == name);

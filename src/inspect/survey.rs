@@ -14,7 +14,7 @@ use super::finding::{Code, Find, Finding, Severity};
 use super::listing::Listing;
 use crate::error::Result;
 use crate::io::{Disk, Open};
-use crate::partition::{CHECKPOINT, Checkpoint, HeldCheckpoint};
+use crate::partition::{self, CHECKPOINT, Checkpoint, HeldCheckpoint};
 use crate::segment::{Kind, Name};
 use crate::topic::Topic;
 
@@ -109,6 +109,11 @@ impl Survey {
             let told =
                 "the topic's settings cannot be read or are out of range; a broker goes on with its fallback, and counts the directories";
             Find::warning(Code::SettingsUnsound, 0, told).of(path)
+        }));
+        findings.extend(partition::unsound_notes(disk, dir).into_iter().map(|path| {
+            let told =
+                "not what the engine writes: it says nothing of where the records begin, or that the partition moved; it is left alone";
+            Find::warning(Code::NoteUnsound, 0, told).of(path)
         }));
         findings.extend(chain(dir, &segments));
         findings.extend(if listing.checkpoint { judge_checkpoint(dir, held, &segments) } else { Vec::new() });

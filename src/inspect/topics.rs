@@ -7,6 +7,7 @@ use super::listing::Listing;
 use crate::config::TopicConfig;
 use crate::error::{Error, Result};
 use crate::io::{Disk, EntryKind, Open};
+use crate::partition;
 use crate::topic::{Topic, check_name};
 
 /// A topic, as its directory tells.
@@ -37,6 +38,8 @@ pub struct StoredPartition {
     pub next_offset: u64,
     /// The lengths of all files in its directory together, room that is allocated ahead among them.
     pub bytes_on_disk: u64,
+    /// Whether it takes no more appends, because it moved: see [`Partition::seal`](crate::Partition::seal).
+    pub is_sealed: bool,
     /// What ends its last segment too early; or that its directory is not there, though its topic tells of it. What lies in sealed segments is not
     /// looked at: [`Inspector::verify`] does that.
     pub damage: Option<Error>,
@@ -83,7 +86,8 @@ impl Inspector {
 
     fn describe_partition(&self, path: PathBuf) -> Result<StoredPartition> {
         let disk = &*self.disk;
-        let mut described = StoredPartition { path, segments: 0, first_offset: 0, next_offset: 0, bytes_on_disk: 0, damage: None };
+        let mut described =
+            StoredPartition { path, segments: 0, first_offset: 0, next_offset: 0, bytes_on_disk: 0, is_sealed: false, damage: None };
         let path = described.path.as_path();
         let bases = match Listing::of(disk, path) {
             Ok(listing) => listing.bases(),
@@ -102,7 +106,8 @@ impl Inspector {
         };
         let next_offset = records.place().map_or(first_offset, |place| place.offset);
         let bytes_on_disk = bytes_in(disk, path)?;
-        Ok(StoredPartition { segments: bases.len(), first_offset, next_offset, bytes_on_disk, damage, ..described })
+        let is_sealed = partition::is_noted_as_moved(disk, path);
+        Ok(StoredPartition { segments: bases.len(), first_offset, next_offset, bytes_on_disk, is_sealed, damage, ..described })
     }
 }
 

@@ -72,9 +72,9 @@ pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAM
 pub use describe::PartitionDescription;
 pub use moving::Exported;
 pub(crate) use moving::{remove_dir, take_in};
-pub(crate) use note::is_unfinished as is_unfinished_note;
+pub(crate) use note::{find_unsound as unsound_notes, is_moved as is_noted_as_moved, is_unfinished as is_unfinished_note};
 pub use open::{PartitionReport, TornTail};
-pub(crate) use open::{has_only_ours, is_note};
+pub(crate) use open::{find_foreign, is_note};
 pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, TimeRange, Visibility};
 pub(crate) use reader::{Span, TimeBounds};
 pub use records::{OwnedRecord, Records, RecordsIter};

@@ -44,6 +44,17 @@ pub(super) fn sync_names(disk: &dyn Disk, dir: &Path) -> Result<()> {
     if guard::stands(Guard::OpeningSyncsNames) { disk.sync_dir(dir).map_err(Error::io("sync the directory", dir)) } else { Ok(()) }
 }
 
+/// Whether the partition in the directory moved, as its note tells.
+pub(crate) fn is_moved(disk: &dyn Disk, dir: &Path) -> bool {
+    Note::Moved.read(disk, dir).is_ok_and(|end| end.is_some())
+}
+
+/// What has the name of a note, and says nothing.
+pub(crate) fn find_unsound(disk: &dyn Disk, dir: &Path) -> Vec<PathBuf> {
+    let is_unsound = |note: &Note| note.read(disk, dir).is_err_and(|error| error.kind() == io::ErrorKind::InvalidData);
+    ALL.into_iter().filter(is_unsound).map(|note| note.path(dir)).collect()
+}
+
 impl Note {
     fn name(self) -> &'static str {
         match self {

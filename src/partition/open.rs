@@ -191,14 +191,14 @@ pub(crate) fn is_note(name: &OsStr) -> bool {
     name == checkpoint::NAME || note::is_name(name)
 }
 
-/// Whether all that the directory holds are files that this engine makes in a partition, by their names.
-pub(crate) fn has_only_ours(disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
+/// What the directory holds that is no file of those that this engine makes in a partition, by their names.
+pub(crate) fn find_foreign(disk: &dyn Disk, dir: &Path) -> io::Result<Option<PathBuf>> {
     let is_ours = |entry: &Entry| {
         let name = &entry.name;
         entry.kind == EntryKind::File
             && (Name::parse(name).is_some() || segment::is_copy(name) || segment::is_prepared(name) || is_note(name))
     };
-    Ok(disk.list(dir)?.iter().all(is_ours))
+    Ok(disk.list(dir)?.iter().find(|entry| !is_ours(entry)).map(|entry| dir.join(&entry.name)))
 }
 
 /// Takes in what there is. What is not this engine's is reported.

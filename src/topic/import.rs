@@ -44,8 +44,8 @@ impl Hidden {
     }
 
     /// Whether nothing in it is another's.
-    pub(super) fn is_ours(self, disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
-        partition::has_only_ours(disk, &self.path(dir))
+    fn is_ours(self, disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
+        Ok(partition::find_foreign(disk, &self.path(dir))?.is_none())
     }
 }
 

@@ -181,12 +181,19 @@ impl Topic {
         settings::look(disk, dir)
     }
 
-    /// Whether nothing in the directory is another's: what a topic that is half made or half deleted may consist of.
-    pub(crate) fn is_all_ours(disk: &dyn Disk, dir: &Path) -> Result<bool> {
-        let Listed { numbers, hidden, others, .. } = Listed::of(disk, dir).map_err(Error::io("list", dir))?;
-        let ours = numbers.iter().map(|number| partition::has_only_ours(disk, &dir.join(number.to_string())));
-        let ours = ours.chain(hidden.iter().map(|hidden| hidden.is_ours(disk, dir))).collect::<io::Result<Vec<_>>>();
-        Ok(others.is_empty() && ours.map_err(Error::io("list", dir))?.into_iter().all(|ours| ours))
+    /// What is another's in the directory of a topic, be it half made or half deleted.
+    pub(crate) fn find_foreign(disk: &dyn Disk, dir: &Path) -> Result<Option<PathBuf>> {
+        let Listed { numbers, hidden, linked, others, .. } = Listed::of(disk, dir).map_err(Error::io("list", dir))?;
+        if let Some(foreign) = others.into_iter().chain(linked).next() {
+            return Ok(Some(foreign));
+        }
+        let numbered = numbers.iter().map(|number| dir.join(number.to_string()));
+        for partition in numbered.chain(hidden.iter().map(|hidden| hidden.path(dir))) {
+            if let Some(foreign) = partition::find_foreign(disk, &partition).map_err(Error::io("list", &partition))? {
+                return Ok(Some(foreign));
+            }
+        }
+        Ok(None)
     }
 
     /// Opens all partitions of the topic in `dir`, with `fallback` where it has no settings of its own that can be used.
@@ -375,18 +382,20 @@ struct Listed {
     hidden: Vec<Hidden>,
     /// Whether new settings lie there that never took the place of the old ones.
     unfinished: bool,
+    /// What has the name of the settings, where that is no regular file: another put it there, to be read by all the same.
+    linked: Option<PathBuf>,
     /// What is neither a partition nor settings.
     others: Vec<PathBuf>,
 }
 
 impl Listed {
     fn of(disk: &dyn Disk, dir: &Path) -> io::Result<Self> {
-        let mut listed = Self { numbers: Vec::new(), hidden: Vec::new(), unfinished: false, others: Vec::new() };
+        let mut listed = Self { numbers: Vec::new(), hidden: Vec::new(), unfinished: false, linked: None, others: Vec::new() };
         for entry in disk.list(dir)? {
             match partition_number(&entry.name) {
                 Some(number) if entry.kind == EntryKind::Directory => listed.numbers.push(number),
                 _ if Hidden::parse(&entry).is_some() => listed.hidden.extend(Hidden::parse(&entry)),
-                _ if settings::is_name(&entry.name) => {}
+                _ if settings::is_name(&entry.name) => listed.linked = (entry.kind != EntryKind::File).then(|| dir.join(&entry.name)),
                 _ if settings::is_unfinished(&entry) => listed.unfinished = true,
                 _ => listed.others.push(dir.join(&entry.name)),
             }

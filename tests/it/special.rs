@@ -15,7 +15,7 @@ use sapwood::inspect::{Code, RepairChoices, SealedDamage};
 use sapwood::{Backend, Broker, BrokerConfig};
 
 use crate::repair::inspector;
-use crate::support::{append, config, data_with, partition_of, read_all, report_of, scratch, small};
+use crate::support::{TOPIC, append, config, data_with, partition_of, read_all, report_of, scratch, small};
 use crate::verify::look;
 
 /// Every kind of file that a partition has, of a sealed segment and of the last one.
@@ -52,6 +52,61 @@ fn make_socket(path: &Path) {
     let dir = fs::File::open(path.parent().unwrap()).unwrap();
     let short = format!("/proc/self/fd/{}/{}", dir.as_raw_fd(), path.file_name().unwrap().to_str().unwrap());
     drop(UnixListener::bind(short).unwrap());
+}
+
+/// A file that is nobody's, and each kind that is no regular file.
+fn each_foreign() -> impl Iterator<Item = (&'static str, Make)> {
+    let file: Make = |path| fs::write(path, b"another's").unwrap();
+    let names = ["README", "0/mine.txt", "0/00000000000000000000.log.bak", "0/sub"].map(|name| (name, file));
+    let ours = ["topic.json", "0/start", "0/moved", "0/checkpoint", "0/00000000000000000006.sum", "0/prepared.log", "0/sub"];
+    names.into_iter().chain(ours.into_iter().flat_map(|name| KINDS.map(|(_, make)| (name, make))))
+}
+
+#[test]
+fn a_topic_that_holds_what_is_not_the_engines_is_not_deleted_and_goes_on() {
+    for (name, make) in each_foreign() {
+        unless_it_hangs(name, move || {
+            let (data, partition) = data_with("demo-36-segment-270");
+            let foreign = partition.parent().unwrap().join(name);
+            let broker = Broker::open(data.path(), config(Backend::Posix, small())).unwrap();
+            broker.close().unwrap();
+            let _ = fs::remove_file(&foreign);
+            make(&foreign);
+            let broker = Broker::open(data.path(), config(Backend::Posix, small())).unwrap();
+            let error = broker.delete_topic(TOPIC).unwrap_err().to_string();
+            assert!(error.contains(foreign.to_str().unwrap()), "{error}");
+            assert!(foreign.symlink_metadata().is_ok());
+            assert_eq!(append(&partition_of(&broker), b"k", b"v"), 36);
+            // Once it is out of the way, all goes.
+            fs::rename(&foreign, data.path().join(".away")).unwrap();
+            broker.delete_topic(TOPIC).unwrap();
+            assert!(!partition.parent().unwrap().exists());
+            broker.close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_left_over_of_a_topic_that_holds_what_is_not_the_engines_stays_and_no_opening_fails() {
+    for (name, make) in each_foreign() {
+        unless_it_hangs(name, move || {
+            let (data, partition) = data_with("demo-36-segment-270");
+            for left_over in [".del-t", ".new-t"] {
+                let dir = data.path().join(left_over);
+                crate::support::copy_dir(partition.parent().unwrap(), &dir);
+                let _ = fs::remove_file(dir.join(name));
+                make(&dir.join(name));
+            }
+            for _ in 0..2 {
+                let broker = Broker::open(data.path(), config(Backend::Posix, small())).unwrap();
+                let left_overs = [".del-t", ".new-t"].map(|left_over| data.path().join(left_over));
+                assert_eq!(broker.report().ignored, left_overs, "{name}");
+                assert!(left_overs.iter().all(|dir| dir.join(name).symlink_metadata().is_ok()));
+                assert!(read_all(&partition_of(&broker)).len() == 36);
+                broker.close().unwrap();
+            }
+        });
+    }
 }
 
 /// Fails after a minute instead of waiting for ever.

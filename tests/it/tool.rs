@@ -349,6 +349,41 @@ fn settings_that_say_nothing_are_told() {
 }
 
 #[test]
+fn notes_that_say_nothing_are_told() {
+    let data = scratch();
+    let (broker, partition) = create(data.path(), Backend::Posix, &small());
+    for _ in 0..3 {
+        crate::support::append(&partition, b"k", b"v");
+    }
+    partition.truncate_before(2).unwrap();
+    let described = || lines(&assert_exits(&tool(&["describe", "--json"], data.path()), 0))[0]["partitions"][0].clone();
+    assert_eq!(described()["sealed"], false);
+    partition.seal().unwrap();
+    assert_eq!(described()["sealed"], true);
+    assert!(assert_exits(&tool(&["describe"], data.path()), 0).contains("; sealed"));
+    drop(partition);
+    broker.close().unwrap();
+    assert_exits(&tool(&["verify"], data.path()), 0);
+    for name in ["start", "moved"] {
+        let note = partition_dir(data.path()).join(name);
+        let sound = fs::read(&note).unwrap();
+        for at in 0..sound.len() {
+            let mut bytes = sound.clone();
+            bytes[at] ^= 0x10;
+            fs::write(&note, &bytes).unwrap();
+            let objects = lines(&assert_exits(&tool(&["verify", "--json"], data.path()), 1));
+            let found = objects.iter().find(|object| object["code"] == "NOTE_UNSOUND").unwrap();
+            assert_eq!(found["path"], note.to_str().unwrap(), "{found}");
+            // What it told is nowhere else.
+            assert_exits(&tool(&["repair", "--yes"], data.path()), 1);
+            assert_eq!(fs::read(&note).unwrap(), bytes);
+        }
+        fs::write(&note, sound).unwrap();
+    }
+    assert_exits(&tool(&["verify"], data.path()), 0);
+}
+
+#[test]
 fn topics_are_listed_and_described_as_they_are() {
     let data = scratch();
     let config = sapwood::TopicConfig { partitions: 2, ..crate::support::segments_of(270) };

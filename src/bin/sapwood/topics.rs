@@ -63,6 +63,9 @@ fn tell_people(out: &mut Out, topic: &StoredTopic) -> Result<(), Stop> {
         let StoredPartition { path, segments, first_offset, next_offset, bytes_on_disk, .. } = partition;
         let number = path.file_name().unwrap_or_default().to_string_lossy();
         write!(out, "  {number}: {segments} segments, {first_offset} up to, not including, {next_offset}, {bytes_on_disk} bytes")?;
+        if partition.is_sealed {
+            write!(out, "; sealed")?;
+        }
         match &partition.damage {
             Some(error) => writeln!(out, "; {error}")?,
             None => writeln!(out)?,
@@ -79,6 +82,7 @@ fn tell_programs(out: &mut Out, topic: &StoredTopic) -> Result<(), Stop> {
             "first_offset": partition.first_offset,
             "next_offset": partition.next_offset,
             "bytes_on_disk": partition.bytes_on_disk,
+            "sealed": partition.is_sealed,
             "damage": partition.damage.as_ref().map(ToString::to_string),
         })
     });
