@@ -727,3 +727,25 @@ fn a_partition_of_which_it_cannot_be_read_whether_it_moved_is_not_opened() {
         broker.close().unwrap();
     }
 }
+
+#[test]
+fn what_is_appended_after_an_import_that_could_not_take_its_place_survives_a_power_loss() {
+    for seed in 0..64 {
+        let sim = SimDisk::new(seed);
+        sim.import(&fixture(DEMO), Path::new("/made/from")).unwrap();
+        let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+        another(&broker, "t");
+        sim.fail(Fault::next(OpKind::Rename, Effect::Error(EIO)).path("t/.new-1"));
+        let error = broker.import_partition("t", 1, "/made/from").unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        fill(&broker.topic("t").unwrap().partition(1).unwrap(), 5);
+        sim.power_loss();
+        drop(broker);
+        let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+        let partition = broker.topic("t").unwrap().partition(1).unwrap();
+        assert_eq!(partition.next_offset(), 5, "seed {seed}");
+        assert_filled(&partition, 0, 5);
+        drop(partition);
+        broker.close().unwrap();
+    }
+}
