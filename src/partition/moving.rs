@@ -45,7 +45,7 @@ impl Partition {
     /// Until everything that is queued is written.
     ///
     /// # Errors
-    /// [`Error::Failed`], [`Error::Closed`], and what the system says to the note: then it takes appends again once it is opened again.
+    /// [`Error::Failed`], [`Error::Closed`], and what the system says to the note: then it may take appends again once it is opened again.
     pub fn seal(&self) -> Result<Range<u64>> {
         let shared = &self.0.shared;
         shared.check_open()?;

@@ -106,6 +106,8 @@ impl Partition {
             return Err(Error::OffsetOutOfRange { offset, first, next: end });
         }
         if offset <= first {
+            // An attempt before this one may have failed to make it durable.
+            shared.disk.sync_dir(&shared.dir).map_err(Error::io("sync the directory", &shared.dir))?;
             return Ok(self.removed(first, (0, 0)));
         }
         // The first segment that holds a record from there on.

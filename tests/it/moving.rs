@@ -749,3 +749,19 @@ fn what_is_appended_after_an_import_that_could_not_take_its_place_survives_a_pow
         broker.close().unwrap();
     }
 }
+
+#[test]
+fn a_seal_that_is_taken_back_again_after_that_failed_stays_taken_back() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 5);
+    partition.seal().unwrap();
+    sim.fail(Fault::next(OpKind::SyncDir, Effect::Error(EIO)));
+    assert!(partition.unseal().is_err());
+    partition.unseal().unwrap();
+    sim.power_loss_keeping_nothing();
+    drop((partition, broker));
+    let broker = sim::open(&sim);
+    assert!(!partition_of(&broker).is_sealed());
+    fill(&partition_of(&broker), 1);
+    broker.close().unwrap();
+}
