@@ -48,7 +48,7 @@ impl Partition {
         let shared = &self.0.shared;
         let (age, most) = (shared.live.retention_age(), shared.live.retention_bytes());
         // Whoever copies the files of a partition that moves must find them all.
-        if (age.is_none() && most.is_none()) || self.is_sealed() {
+        if (age.is_none() && most.is_none()) || shared.moves() {
             return Ok(self.removed(shared.first_offset(), (0, 0)));
         }
         shared.check_open()?;
@@ -58,7 +58,7 @@ impl Partition {
         }
         // From here on nobody cuts or removes anything else: what was decided stays right.
         let alone = shared.alone();
-        if self.is_sealed() {
+        if shared.moves() {
             return Ok(self.removed(shared.first_offset(), (0, 0)));
         }
         let segments = shared.with_segments(<[_]>::to_vec);
@@ -98,7 +98,7 @@ impl Partition {
         // From here on nobody cuts the log: what is found stays right.
         let alone = shared.alone();
         shared.check_open()?;
-        if self.is_sealed() {
+        if shared.moves() {
             return Err(Error::Moved { path: shared.dir.to_path_buf() });
         }
         let (first, end) = (shared.first_offset(), shared.durable_end());

@@ -178,6 +178,16 @@ impl Shared {
         if self.process.is_current() { Ok(()) } else { Err(Error::Forked { path: self.dir.to_path_buf() }) }
     }
 
+    /// Whether it was told to end because it moves elsewhere, and did not fail since.
+    pub(super) fn moves(&self) -> bool {
+        self.moved.load(Ordering::Acquire) && !self.has_failed()
+    }
+
+    /// Whether it ended, with all on the device, because it moves elsewhere.
+    pub(super) fn has_moved(&self) -> bool {
+        self.moved.load(Ordering::Acquire) && matches!(self.stopped.get(), Some(None))
+    }
+
     /// # Errors
     /// [`Error::Closed`] if it was left to close by itself, and has not yet: nobody knows when its writer answers.
     pub(super) fn check_answers(&self) -> Result<()> {

@@ -765,3 +765,41 @@ fn a_seal_that_is_taken_back_again_after_that_failed_stays_taken_back() {
     fill(&partition_of(&broker), 1);
     broker.close().unwrap();
 }
+
+#[test]
+fn a_partition_that_failed_before_it_was_sealed_is_not_sealed() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 5);
+    sim.fail(Fault::next(OpKind::Write, Effect::ErrorAfterPartial { bytes: 1 << 20, errno: EIO }));
+    assert!(partition.append_and_wait(Batch::of(None, &[7; 300]).unwrap()).unwrap_err().is_failed());
+    assert!(partition.seal().unwrap_err().is_failed());
+    assert!(!partition.is_sealed());
+    // What was never acknowledged is in none.
+    let exported = partition.export("/made/to").unwrap();
+    assert_eq!((exported.records, exported.segments), (0..0, 0));
+    drop((partition, broker));
+    let broker = sim::open(&sim);
+    let partition = partition_of(&broker);
+    assert!(!partition.is_sealed() && partition.next_offset() >= 5);
+    append(&partition, b"k", b"v");
+}
+
+#[test]
+fn a_partition_is_not_sealed_before_all_is_written() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 5);
+    let hold = sim.hold(OpKind::Write, Some("checkpoint"));
+    let exported = thread::scope(|scope| {
+        let sealing = scope.spawn(|| partition.seal());
+        hold.wait_until_held();
+        assert!(!partition.is_sealed());
+        let exported = partition.export("/made/to").unwrap();
+        hold.release();
+        assert_eq!(sealing.join().unwrap().unwrap(), 0..5);
+        exported
+    });
+    assert_eq!((exported.records, exported.segments), (0..0, 0));
+    assert!(partition.is_sealed());
+    assert_eq!(partition.export("/made/all").unwrap().records, 0..5);
+    drop(broker);
+}
