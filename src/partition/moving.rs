@@ -275,7 +275,7 @@ fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result
         HeldCheckpoint::Ours(newest) => newest.map(|(_, checkpoint)| checkpoint.next_offset),
         HeldCheckpoint::Nothing | HeldCheckpoint::Foreign => None,
     };
-    let ends = [held(Note::Moved)?, checkpoint];
+    let ends = [held(Note::Moved)?, checkpoint, first];
     if let Some(&to) = ends.iter().flatten().max().filter(|&&told| told > end) {
         return Err(Error::RecordsMissing { path: from.to_owned(), from: end, to });
     }

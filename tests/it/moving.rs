@@ -803,3 +803,18 @@ fn a_partition_is_not_sealed_before_all_is_written() {
     assert_eq!(partition.export("/made/all").unwrap().records, 0..5);
     drop(broker);
 }
+
+#[test]
+fn a_copy_whose_first_offset_lies_behind_its_end_is_not_taken_in() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 20);
+    partition.truncate_before(15).unwrap();
+    partition.roll().unwrap();
+    partition.export("/made/to").unwrap();
+    let log = Path::new("/made/to/00000000000000000000.log");
+    let bytes = sim.read_file(log);
+    sim.write_file(log, &bytes[..bytes.len() / 2]);
+    another(&broker, "other");
+    let imported = broker.import_partition("other", 1, "/made/to");
+    assert!(matches!(imported, Err(Error::RecordsMissing { from: 10, to: 15, .. })), "{imported:?}");
+}
