@@ -818,3 +818,75 @@ fn a_copy_whose_first_offset_lies_behind_its_end_is_not_taken_in() {
     let imported = broker.import_partition("other", 1, "/made/to");
     assert!(matches!(imported, Err(Error::RecordsMissing { from: 10, to: 15, .. })), "{imported:?}");
 }
+
+#[test]
+fn an_export_does_not_change_when_a_cut_beside_it_is_interrupted() {
+    let seed = seed();
+    let made = || {
+        let (sim, broker, partition) = sim::create(seed, &segments_of(270));
+        fill(&partition, 20);
+        partition.roll().unwrap();
+        fill(&partition, 2);
+        partition.export("/made/to").unwrap();
+        (sim, broker, partition)
+    };
+    let (sim, _broker, partition) = made();
+    let before = sim.state_changes();
+    partition.truncate_after(19).unwrap();
+    let points = sim.state_changes() - before;
+    for point in 1..=points {
+        for crash in sim::CRASHES {
+            let (sim, broker, partition) = made();
+            let before = sim::files_in(&sim, Path::new("/made/to"));
+            sim.crash_at_op(point);
+            // The last of what is counted may be upkeep's.
+            let cut = partition.truncate_after(19);
+            drop((partition, broker));
+            sim::crash(&sim, crash);
+            let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+            let partition = partition_of(&broker);
+            let next = partition.next_offset();
+            assert!(next == 19 || ((20..=22).contains(&next) && cut.is_err()));
+            fill(&partition, 3);
+            assert_filled(&partition, 0, partition.next_offset());
+            drop(partition);
+            broker.close().unwrap();
+            let after = sim::files_in(&sim, Path::new("/made/to"));
+            assert!(after == before, "{crash} crash at operation {point} of {points}");
+        }
+    }
+}
+
+/// Segments that are made ahead, of which one is full and the next is there.
+fn made_ahead() -> (SimDisk, Broker, Partition) {
+    let topic = TopicConfig { segment_bytes: 1 << 20, preallocate_bytes: 1 << 20, ..TopicConfig::default() };
+    let (sim, broker, partition) = sim::create(seed(), &topic);
+    for _ in 0..3 {
+        append(&partition, b"k", &[1; 300_000]);
+    }
+    sim::until("the next segment is ready", || sim::prepared_is_ready(&sim));
+    (sim, broker, partition)
+}
+
+#[test]
+fn an_export_does_not_change_when_a_power_loss_takes_the_next_segment_back() {
+    let (sim, broker, partition) = made_ahead();
+    let hold = sim.hold(OpKind::SyncDir, Some("t/0"));
+    let ticket = partition.append(Batch::of(None, &[1; 300_000]).unwrap()).unwrap();
+    hold.wait_until_held();
+    assert_eq!(partition.export("/made/to").unwrap().records, 0..3);
+    let log = |sim: &SimDisk| sim.read_file(Path::new("/made/to/00000000000000000000.log"));
+    let before = log(&sim);
+    sim.power_loss_keeping_nothing();
+    hold.release();
+    assert!(ticket.wait().is_err());
+    drop((partition, broker));
+    let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+    let partition = partition_of(&broker);
+    assert_eq!(append(&partition, b"k", b"v"), 3);
+    assert_eq!(read_all(&partition).len(), 4);
+    drop(partition);
+    broker.close().unwrap();
+    assert!(log(&sim) == before);
+    sim::assert_closed(&sim, 1);
+}
