@@ -203,10 +203,22 @@ impl Partition {
             Some(active) => active,
             None => {
                 let names = shared.disk.open_dir(&shared.dir).map_err(Error::io("open", &shared.dir))?;
+                let is_first = shared.with_segments(<[_]>::is_empty);
                 let active = Active::create(&shared, &*names, next_offset)?;
                 shared.push_segment(Arc::clone(&active.segment));
                 report.segments += 1;
                 active
+                if !is_first {
+                    // An opening after this one then changes nothing.
+                    shared.write_checkpoint(&Checkpoint {
+                        base: next_offset,
+                        position: 0,
+                        next_offset,
+                        last_timestamp,
+                        entries: 0,
+                        clean: false,
+                    });
+                }
             }
         };
         active.segment.note_last_time(last_timestamp);
