@@ -182,6 +182,7 @@ impl Partition {
             cuts: Cuts::default(),
             start,
             removing: Mutex::default(),
+            files: Mutex::default(),
             workers,
         });
         // Where that cannot be read nothing is opened: two places that take appends would be worse than none.
@@ -202,12 +203,11 @@ impl Partition {
         let active = match active {
             Some(active) => active,
             None => {
-                let names = shared.disk.open_dir(&shared.dir).map_err(Error::io("open", &shared.dir))?;
                 let is_first = shared.with_segments(<[_]>::is_empty);
+                let names = shared.disk.open_dir(&shared.dir).map_err(Error::io("open", &shared.dir))?;
                 let active = Active::create(&shared, &*names, next_offset)?;
                 shared.push_segment(Arc::clone(&active.segment));
                 report.segments += 1;
-                active
                 if !is_first {
                     // An opening after this one then changes nothing.
                     shared.write_checkpoint(&Checkpoint {
@@ -219,6 +219,7 @@ impl Partition {
                         clean: false,
                     });
                 }
+                active
             }
         };
         active.segment.note_last_time(last_timestamp);

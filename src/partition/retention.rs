@@ -185,7 +185,7 @@ impl Shared {
                 let synced = self.disk.sync_dir(&self.dir).map_err(Error::io("sync the directory", &self.dir));
                 synced.inspect_err(|_| self.put_back(&oldest))?;
             }
-            if let Err(error) = segment::remove_files(&*self.disk, &self.dir, oldest.base()) {
+            if let Err(error) = self.with_files(|| segment::remove_files(&*self.disk, &self.dir, oldest.base())) {
                 self.put_back(&oldest);
                 return Err(Error::io("remove", &oldest.path(Kind::Log))(error));
             }

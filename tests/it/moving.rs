@@ -890,3 +890,33 @@ fn an_export_does_not_change_when_a_power_loss_takes_the_next_segment_back() {
     assert!(log(&sim) == before);
     sim::assert_closed(&sim, 1);
 }
+
+#[test]
+fn appends_go_on_while_an_export_copies() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    sim.refuse_links(true);
+    fill(&partition, 20);
+    partition.roll().unwrap();
+    fill(&partition, 1);
+    let hold = sim.hold(OpKind::Write, Some("/made/to/00000000000000000000.log"));
+    thread::scope(|scope| {
+        let exporting = scope.spawn(|| partition.export("/made/to").unwrap());
+        hold.wait_until_held();
+        let (send, receive) = std::sync::mpsc::channel();
+        scope.spawn(|| {
+            let send = send;
+            for number in 0..200 {
+                append(&partition, b"k", &[1; 100]);
+                let _ = send.send(number);
+            }
+        });
+        let mut last = None;
+        while let Ok(number) = receive.recv_timeout(oracle::HANG_LIMIT) {
+            last = Some(number);
+        }
+        hold.release();
+        exporting.join().unwrap();
+        assert_eq!(last, Some(199));
+    });
+    drop(broker);
+}
