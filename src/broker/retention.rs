@@ -129,8 +129,8 @@ impl Inner {
             match partition.enforce_retention(now) {
                 Ok(removed) if removed.segments > 0 => report.removed.push(removed),
                 Ok(_) => {}
-                // A topic that was closed or deleted meanwhile has nothing to keep.
-                Err(error) if error.is_closed() => {}
+                // A topic that was closed or deleted meanwhile has nothing to keep, and of a partition that moves nothing goes.
+                Err(error) if error.is_closed() || error.is_moved() => {}
                 Err(error) => report.failed.push(error),
             }
         }

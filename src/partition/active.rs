@@ -244,6 +244,12 @@ impl Active {
         is_worth_preparing(limit) && end >= limit - (limit / 2).min(shared.config.preallocate_bytes.max(WORTH_PREPARING))
     }
 
+    /// Whether its log holds records and has another name besides, as an export gives it one: then it must not be appended to.
+    pub(super) fn is_shared(&self) -> Result<bool> {
+        let links = || self.log.details().map_err(Error::io("look at", &self.segment.path(Kind::Log))).map(|found| found.links);
+        Ok(self.segment.appended() > 0 && guard::stands(Guard::LinksKept) && links()? > 1)
+    }
+
     /// Ends the files with their last record and entry, durably, and gives the room behind back. Nobody else is at them.
     pub(super) fn seal(&mut self, shared: &Shared) -> Result<()> {
         self.index.write(&*shared.disk, u64::MAX);

@@ -179,9 +179,9 @@ impl Cut {
         // It is none of a sealed log any more.
         let sum = self.segment.path(Kind::Sum);
         segment::remove_if_there(disk, &sum).map_err(Error::io("remove", &sum))?;
-        for (kind, len) in
-            [(Kind::Log, self.position), (Kind::Index, self.entries * ENTRY_BYTES), (Kind::TimeIndex, self.entries * ENTRY_BYTES)]
-        {
+        // The log last: as long as it has another name, so may its indexes, and an opening appends to none of them.
+        let entries = self.entries * ENTRY_BYTES;
+        for (kind, len) in [(Kind::Index, entries), (Kind::TimeIndex, entries), (Kind::Log, self.position)] {
             cut_file(disk, dir, Name { base, kind }, len)?;
         }
         disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
@@ -212,7 +212,7 @@ fn cut_file(disk: &dyn Disk, dir: &Path, name: Name, len: u64) -> Result<()> {
     if links > 1 && guard::stands(Guard::LinksKept) {
         let copy = segment::prepared_path(dir, Kind::Log);
         segment::copy(disk, &*file, &copy, &(0..len.min(held))).map_err(Error::io("copy what stays of", &path))?;
-        return disk.replace(&copy, &path).map_err(Error::io("replace", &path));
+        return disk.replace(&copy, &path).and_then(|()| disk.sync_dir(dir)).map_err(Error::io("replace", &path));
     }
     let cut = || {
         if held > len {

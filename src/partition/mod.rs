@@ -182,24 +182,47 @@ impl Partition {
             cuts: Cuts::default(),
             start,
             removing: Mutex::default(),
+            files: Mutex::default(),
             workers,
         });
-        let active = match shared.with_segments(|segments| segments.last().map(Arc::clone)) {
-            Some(segment) => Active::open(&shared, segment, indexed)?,
-            None => {
-                let names = shared.disk.open_dir(&shared.dir).map_err(Error::io("open", &shared.dir))?;
-                let active = Active::create(&shared, &*names, next_offset)?;
-                shared.push_segment(Arc::clone(&active.segment));
-                report.segments = 1;
-                active
-            }
-        };
-        active.segment.note_last_time(last_timestamp);
         // Where that cannot be read nothing is opened: two places that take appends would be worse than none.
         let has_moved = note::Note::Moved.look(&*shared.disk, &shared.dir)?.unwrap_or_else(|error| {
             tracing::warn!(%error, path = %shared.dir.display(), "what is called as the note that the partition moved is another's; it takes appends");
             None
         });
+        let last = shared.with_segments(|segments| segments.last().map(Arc::clone));
+        let last = last.map(|segment| Active::open(&shared, segment, indexed)).transpose()?;
+        let active = match last {
+            Some(mut last) if has_moved.is_none() && last.is_shared()? => {
+                // An export has it, made before a power loss or an interrupted cut took the segments behind it.
+                last.seal(&shared)?;
+                None
+            }
+            last => last,
+        };
+        let active = match active {
+            Some(active) => active,
+            None => {
+                let is_first = shared.with_segments(<[_]>::is_empty);
+                let names = shared.disk.open_dir(&shared.dir).map_err(Error::io("open", &shared.dir))?;
+                let active = Active::create(&shared, &*names, next_offset)?;
+                shared.push_segment(Arc::clone(&active.segment));
+                report.segments += 1;
+                if !is_first {
+                    // An opening after this one then changes nothing.
+                    shared.write_checkpoint(&Checkpoint {
+                        base: next_offset,
+                        position: 0,
+                        next_offset,
+                        last_timestamp,
+                        entries: 0,
+                        clean: false,
+                    });
+                }
+                active
+            }
+        };
+        active.segment.note_last_time(last_timestamp);
         let start = Appender { active, next_offset, last_timestamp };
         let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
         let inner = Inner { shared, topic, number, queue, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };

@@ -7,7 +7,6 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::note::Note;
 use super::walk::Way;
@@ -45,7 +44,7 @@ impl Partition {
     /// Until everything that is queued is written.
     ///
     /// # Errors
-    /// [`Error::Failed`], [`Error::Closed`], and what the system says to the note: then it takes appends again once it is opened again.
+    /// [`Error::Failed`], [`Error::Closed`], and what the system says to the note: then it may take appends again once it is opened again.
     pub fn seal(&self) -> Result<Range<u64>> {
         let shared = &self.0.shared;
         shared.check_open()?;
@@ -70,9 +69,9 @@ impl Partition {
         Note::Moved.remove(&*shared.disk, &shared.dir)
     }
 
-    /// Whether it takes no more appends because it moved.
+    /// Whether it takes no more appends because it moved. Not before all that was queued is written, nor if that failed.
     pub fn is_sealed(&self) -> bool {
-        self.0.shared.moved.load(Ordering::Acquire)
+        self.0.shared.has_moved()
     }
 
     /// Makes a directory with all segments that take no more records, as they are now: a consistent snapshot, at once and without copying where
@@ -95,11 +94,12 @@ impl Partition {
         let _alone = shared.alone();
         shared.check_open()?;
         let mut segments = shared.with_segments(<[_]>::to_vec);
-        if !self.is_sealed() {
+        let is_sealed = self.is_sealed();
+        if !is_sealed {
             segments.pop();
         }
         // Once it is unsealed, appends go into the last one again.
-        let goes_on = segments.last().filter(|_| self.is_sealed()).map(|last| last.base());
+        let goes_on = segments.last().filter(|_| is_sealed).map(|last| last.base());
         segments.retain(|segment| segment.appended() > 0);
         let disk = &*shared.disk;
         disk.create_dir(to).map_err(Error::io("create", to)).map_err(Error::or_full)?;
@@ -275,7 +275,7 @@ fn try_take_in(disk: &dyn Disk, from: &Path, to: &Path, interval: u32) -> Result
         HeldCheckpoint::Ours(newest) => newest.map(|(_, checkpoint)| checkpoint.next_offset),
         HeldCheckpoint::Nothing | HeldCheckpoint::Foreign => None,
     };
-    let ends = [held(Note::Moved)?, checkpoint];
+    let ends = [held(Note::Moved)?, checkpoint, first];
     if let Some(&to) = ends.iter().flatten().max().filter(|&&told| told > end) {
         return Err(Error::RecordsMissing { path: from.to_owned(), from: end, to });
     }

@@ -116,7 +116,7 @@ impl Note {
     /// Writes it, durably.
     ///
     /// # Errors
-    /// What the system says; it says what it said before, or, after a power loss, this.
+    /// What the system says; it says what it said before, or this, and a power loss may change which.
     pub(super) fn write(self, disk: &dyn Disk, dir: &Path, offset: u64) -> Result<()> {
         let (path, unfinished) = (self.path(dir), dir.join(self.unfinished()));
         self.read(disk, dir).map_err(Error::io("replace", &path))?;
@@ -133,10 +133,11 @@ impl Note {
     /// Removes it, durably, if there is one.
     pub(super) fn remove(self, disk: &dyn Disk, dir: &Path) -> Result<()> {
         let path = self.path(dir);
-        match self.read(disk, dir).map_err(Error::io("remove", &path))? {
-            None => Ok(()),
-            Some(_) => disk.remove_file(&path).and_then(|()| disk.sync_dir(dir)).map_err(Error::io("remove", &path)),
+        if self.read(disk, dir).map_err(Error::io("remove", &path))?.is_some() {
+            disk.remove_file(&path).map_err(Error::io("remove", &path))?;
         }
+        // Also where there is none: an attempt before this one may have failed here.
+        disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))
     }
 
     /// Removes what an interrupted write may have left, too.

@@ -48,7 +48,7 @@ impl Partition {
         let shared = &self.0.shared;
         let (age, most) = (shared.live.retention_age(), shared.live.retention_bytes());
         // Whoever copies the files of a partition that moves must find them all.
-        if (age.is_none() && most.is_none()) || self.is_sealed() {
+        if (age.is_none() && most.is_none()) || shared.moves() {
             return Ok(self.removed(shared.first_offset(), (0, 0)));
         }
         shared.check_open()?;
@@ -58,7 +58,7 @@ impl Partition {
         }
         // From here on nobody cuts or removes anything else: what was decided stays right.
         let alone = shared.alone();
-        if self.is_sealed() {
+        if shared.moves() {
             return Ok(self.removed(shared.first_offset(), (0, 0)));
         }
         let segments = shared.with_segments(<[_]>::to_vec);
@@ -98,7 +98,7 @@ impl Partition {
         // From here on nobody cuts the log: what is found stays right.
         let alone = shared.alone();
         shared.check_open()?;
-        if self.is_sealed() {
+        if shared.moves() {
             return Err(Error::Moved { path: shared.dir.to_path_buf() });
         }
         let (first, end) = (shared.first_offset(), shared.durable_end());
@@ -106,6 +106,8 @@ impl Partition {
             return Err(Error::OffsetOutOfRange { offset, first, next: end });
         }
         if offset <= first {
+            // An attempt before this one may have failed to make it durable.
+            shared.disk.sync_dir(&shared.dir).map_err(Error::io("sync the directory", &shared.dir))?;
             return Ok(self.removed(first, (0, 0)));
         }
         // The first segment that holds a record from there on.
@@ -183,7 +185,7 @@ impl Shared {
                 let synced = self.disk.sync_dir(&self.dir).map_err(Error::io("sync the directory", &self.dir));
                 synced.inspect_err(|_| self.put_back(&oldest))?;
             }
-            if let Err(error) = segment::remove_files(&*self.disk, &self.dir, oldest.base()) {
+            if let Err(error) = self.with_files(|| segment::remove_files(&*self.disk, &self.dir, oldest.base())) {
                 self.put_back(&oldest);
                 return Err(Error::io("remove", &oldest.path(Kind::Log))(error));
             }

@@ -53,6 +53,8 @@ pub(super) struct Shared {
     pub(super) start: Start,
     /// See [`Self::alone`].
     pub(super) removing: Mutex<()>,
+    /// See [`Self::with_files`].
+    pub(super) files: Mutex<()>,
     pub(super) workers: Workers,
 }
 
@@ -79,6 +81,13 @@ impl Shared {
     /// who holds it must not wait for the writer.
     pub(super) fn alone(&self) -> Alone<'_> {
         self.removing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the files of one segment while none are removed: removes them, or puts something beside a log that may be removed.
+    /// Taken after [`Self::alone`] where both are. Upkeep takes only this: appends wait for upkeep, which must not wait for an export that copies.
+    pub(super) fn with_files<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        work()
     }
 
     pub(super) fn appended_end(&self) -> u64 {
@@ -167,6 +176,16 @@ impl Shared {
         let mut checkpoints = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner);
         let written = checkpoints.write(checkpoint);
         checkpoints.tell(written);
+    }
+
+    /// Whether it was told to end because it moves elsewhere, and did not fail since.
+    pub(super) fn moves(&self) -> bool {
+        self.moved.load(Ordering::Acquire) && !self.has_failed()
+    }
+
+    /// Whether it ended, with all on the device, because it moves elsewhere.
+    pub(super) fn has_moved(&self) -> bool {
+        self.moved.load(Ordering::Acquire) && matches!(self.stopped.get(), Some(None))
     }
 
     pub(super) fn has_failed(&self) -> bool {

@@ -43,10 +43,13 @@ impl Start {
     /// Remembers another offset, durably.
     ///
     /// # Errors
-    /// What the system says; the offset is as it was, or, after a power loss, the new one.
+    /// What the system says; the offset is as it was, or the new one, as the note says by now. After a power loss it may be either.
     pub(super) fn set(&self, disk: &dyn Disk, dir: &Path, offset: u64) -> Result<()> {
-        Note::Start.write(disk, dir, offset)?;
-        self.0.store(offset, Ordering::Release);
-        Ok(())
+        let written = Note::Start.write(disk, dir, offset);
+        // What the note says, or may say, the next opening goes by: no record may get an offset before that.
+        if written.is_ok() || !Note::Start.read(disk, dir).is_ok_and(|held| held != Some(offset)) {
+            self.0.store(offset, Ordering::Release);
+        }
+        written
     }
 }

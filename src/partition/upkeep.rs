@@ -146,28 +146,16 @@ impl Job {
             }
             Self::Seal { log, index, segment } => {
                 let synced = log.sync().map_err(Error::io("sync", &segment.path(Kind::Log)));
-                let alone = shared.alone();
-                if shared.has_segment(segment.base()) {
-                    index.write(&*shared.disk, u64::MAX);
-                    index.seal(&*shared.disk);
-                }
-                drop(alone);
+                shared.with_files(|| {
+                    if shared.has_segment(segment.base()) {
+                        index.write(&*shared.disk, u64::MAX);
+                        index.seal(&*shared.disk);
+                    }
+                });
                 Done::Seal(synced)
             }
             Self::Sum { segment, sum, next_offset } => {
-                let _alone = shared.alone();
-                if !shared.has_segment(segment.base()) {
-                    // It was removed from the front of the log; nothing may be left beside it.
-                    return Done::Sum;
-                }
-                if let Err(error) = write_sum(shared, &segment, sum, next_offset) {
-                    tracing::warn!(%error, path = %segment.path(Kind::Sum).display(), "a sealed segment stays without a checksum of its own");
-                }
-                // A crash, or a full disk, may have left the one before without.
-                let before = shared.segment_before(segment.base());
-                if let Some(error) = before.and_then(|before| segment::make_up_for_sum(&*shared.disk, &before).err()) {
-                    tracing::warn!(%error, "the sealed segment before stays without a checksum of its own");
-                }
+                shared.with_files(|| put_sums(shared, &segment, sum, next_offset));
                 Done::Sum
             }
             Self::Checkpoint { index, checkpoint } => {
@@ -183,12 +171,27 @@ impl Job {
 }
 
 /// Does something with the index files of a segment, unless it was removed from the front of the log: they are opened by name, and made where
-/// there are none, but nothing may be left of it. The segment that takes the appends stays, and waits for nobody who removes, or exports.
+/// there are none, but nothing may be left of it. The segment that takes the appends stays, and waits for nobody who removes.
 fn with_files_of<T>(index: &IndexFiles, shared: &Shared, work: impl FnOnce() -> T) -> Option<T> {
     let base = index.base();
     let stays = || shared.segment_after(base).is_none();
-    let _alone = (!index.has_entries() || !stays()).then(|| shared.alone());
-    shared.has_segment(base).then(work)
+    let work = || shared.has_segment(base).then(work);
+    if index.has_entries() && stays() { work() } else { shared.with_files(work) }
+}
+
+/// Puts the sum of a sealed log beside it, unless it was removed from the front of the log, and that of the one before, which a crash, or a full
+/// disk, may have left without.
+fn put_sums(shared: &Shared, segment: &Segment, sum: SumSoFar, next_offset: u64) {
+    if !shared.has_segment(segment.base()) {
+        return;
+    }
+    if let Err(error) = write_sum(shared, segment, sum, next_offset) {
+        tracing::warn!(%error, path = %segment.path(Kind::Sum).display(), "a sealed segment stays without a checksum of its own");
+    }
+    let before = shared.segment_before(segment.base());
+    if let Some(error) = before.and_then(|before| segment::make_up_for_sum(&*shared.disk, &before).err()) {
+        tracing::warn!(%error, "the sealed segment before stays without a checksum of its own");
+    }
 }
 
 fn write_sum(shared: &Shared, segment: &Segment, sum: SumSoFar, next_offset: u64) -> io::Result<()> {

@@ -147,6 +147,8 @@ impl Topic {
         }
         if let Err(error) = disk.rename(&new, &place) {
             disk.rename(&old, &place).map_err(Error::io("rename", &old))?;
+            // It takes appends again: a power loss that kept the first rename alone would have the other take its place.
+            disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;
             return Ok(Err(Error::io("rename", &new)(error)));
         }
         disk.sync_dir(dir).map_err(Error::io("sync the directory", dir))?;

@@ -727,3 +727,196 @@ fn a_partition_of_which_it_cannot_be_read_whether_it_moved_is_not_opened() {
         broker.close().unwrap();
     }
 }
+
+#[test]
+fn what_is_appended_after_an_import_that_could_not_take_its_place_survives_a_power_loss() {
+    for seed in 0..64 {
+        let sim = SimDisk::new(seed);
+        sim.import(&fixture(DEMO), Path::new("/made/from")).unwrap();
+        let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+        another(&broker, "t");
+        sim.fail(Fault::next(OpKind::Rename, Effect::Error(EIO)).path("t/.new-1"));
+        let error = broker.import_partition("t", 1, "/made/from").unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        fill(&broker.topic("t").unwrap().partition(1).unwrap(), 5);
+        sim.power_loss();
+        drop(broker);
+        let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+        let partition = broker.topic("t").unwrap().partition(1).unwrap();
+        assert_eq!(partition.next_offset(), 5, "seed {seed}");
+        assert_filled(&partition, 0, 5);
+        drop(partition);
+        broker.close().unwrap();
+    }
+}
+
+#[test]
+fn a_seal_that_is_taken_back_again_after_that_failed_stays_taken_back() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 5);
+    partition.seal().unwrap();
+    sim.fail(Fault::next(OpKind::SyncDir, Effect::Error(EIO)));
+    assert!(partition.unseal().is_err());
+    partition.unseal().unwrap();
+    sim.power_loss_keeping_nothing();
+    drop((partition, broker));
+    let broker = sim::open(&sim);
+    assert!(!partition_of(&broker).is_sealed());
+    fill(&partition_of(&broker), 1);
+    broker.close().unwrap();
+}
+
+#[test]
+fn a_partition_that_failed_before_it_was_sealed_is_not_sealed() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 5);
+    sim.fail(Fault::next(OpKind::Write, Effect::ErrorAfterPartial { bytes: 1 << 20, errno: EIO }));
+    assert!(partition.append_and_wait(Batch::of(None, &[7; 300]).unwrap()).unwrap_err().is_failed());
+    assert!(partition.seal().unwrap_err().is_failed());
+    assert!(!partition.is_sealed());
+    // What was never acknowledged is in none.
+    let exported = partition.export("/made/to").unwrap();
+    assert_eq!((exported.records, exported.segments), (0..0, 0));
+    drop((partition, broker));
+    let broker = sim::open(&sim);
+    let partition = partition_of(&broker);
+    assert!(!partition.is_sealed() && partition.next_offset() >= 5);
+    append(&partition, b"k", b"v");
+}
+
+#[test]
+fn a_partition_is_not_sealed_before_all_is_written() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 5);
+    let hold = sim.hold(OpKind::Write, Some("checkpoint"));
+    let exported = thread::scope(|scope| {
+        let sealing = scope.spawn(|| partition.seal());
+        hold.wait_until_held();
+        assert!(!partition.is_sealed());
+        let exported = partition.export("/made/to").unwrap();
+        hold.release();
+        assert_eq!(sealing.join().unwrap().unwrap(), 0..5);
+        exported
+    });
+    assert_eq!((exported.records, exported.segments), (0..0, 0));
+    assert!(partition.is_sealed());
+    assert_eq!(partition.export("/made/all").unwrap().records, 0..5);
+    drop(broker);
+}
+
+#[test]
+fn a_copy_whose_first_offset_lies_behind_its_end_is_not_taken_in() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    fill(&partition, 20);
+    partition.truncate_before(15).unwrap();
+    partition.roll().unwrap();
+    partition.export("/made/to").unwrap();
+    let log = Path::new("/made/to/00000000000000000000.log");
+    let bytes = sim.read_file(log);
+    sim.write_file(log, &bytes[..bytes.len() / 2]);
+    another(&broker, "other");
+    let imported = broker.import_partition("other", 1, "/made/to");
+    assert!(matches!(imported, Err(Error::RecordsMissing { from: 10, to: 15, .. })), "{imported:?}");
+}
+
+#[test]
+fn an_export_does_not_change_when_a_cut_beside_it_is_interrupted() {
+    let seed = seed();
+    let made = || {
+        let (sim, broker, partition) = sim::create(seed, &segments_of(270));
+        fill(&partition, 20);
+        partition.roll().unwrap();
+        fill(&partition, 2);
+        partition.export("/made/to").unwrap();
+        (sim, broker, partition)
+    };
+    let (sim, _broker, partition) = made();
+    let before = sim.state_changes();
+    partition.truncate_after(19).unwrap();
+    let points = sim.state_changes() - before;
+    for point in 1..=points {
+        for crash in sim::CRASHES {
+            let (sim, broker, partition) = made();
+            let before = sim::files_in(&sim, Path::new("/made/to"));
+            sim.crash_at_op(point);
+            // The last of what is counted may be upkeep's.
+            let cut = partition.truncate_after(19);
+            drop((partition, broker));
+            sim::crash(&sim, crash);
+            let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+            let partition = partition_of(&broker);
+            let next = partition.next_offset();
+            assert!(next == 19 || ((20..=22).contains(&next) && cut.is_err()));
+            fill(&partition, 3);
+            assert_filled(&partition, 0, partition.next_offset());
+            drop(partition);
+            broker.close().unwrap();
+            let after = sim::files_in(&sim, Path::new("/made/to"));
+            assert!(after == before, "{crash} crash at operation {point} of {points}");
+        }
+    }
+}
+
+/// Segments that are made ahead, of which one is full and the next is there.
+fn made_ahead() -> (SimDisk, Broker, Partition) {
+    let topic = TopicConfig { segment_bytes: 1 << 20, preallocate_bytes: 1 << 20, ..TopicConfig::default() };
+    let (sim, broker, partition) = sim::create(seed(), &topic);
+    for _ in 0..3 {
+        append(&partition, b"k", &[1; 300_000]);
+    }
+    sim::until("the next segment is ready", || sim::prepared_is_ready(&sim));
+    (sim, broker, partition)
+}
+
+#[test]
+fn an_export_does_not_change_when_a_power_loss_takes_the_next_segment_back() {
+    let (sim, broker, partition) = made_ahead();
+    let hold = sim.hold(OpKind::SyncDir, Some("t/0"));
+    let ticket = partition.append(Batch::of(None, &[1; 300_000]).unwrap()).unwrap();
+    hold.wait_until_held();
+    assert_eq!(partition.export("/made/to").unwrap().records, 0..3);
+    let log = |sim: &SimDisk| sim.read_file(Path::new("/made/to/00000000000000000000.log"));
+    let before = log(&sim);
+    sim.power_loss_keeping_nothing();
+    hold.release();
+    assert!(ticket.wait().is_err());
+    drop((partition, broker));
+    let broker = open(Arc::new(sim.clone()), Path::new(DATA));
+    let partition = partition_of(&broker);
+    assert_eq!(append(&partition, b"k", b"v"), 3);
+    assert_eq!(read_all(&partition).len(), 4);
+    drop(partition);
+    broker.close().unwrap();
+    assert!(log(&sim) == before);
+    sim::assert_closed(&sim, 1);
+}
+
+#[test]
+fn appends_go_on_while_an_export_copies() {
+    let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+    sim.refuse_links(true);
+    fill(&partition, 20);
+    partition.roll().unwrap();
+    fill(&partition, 1);
+    let hold = sim.hold(OpKind::Write, Some("/made/to/00000000000000000000.log"));
+    thread::scope(|scope| {
+        let exporting = scope.spawn(|| partition.export("/made/to").unwrap());
+        hold.wait_until_held();
+        let (send, receive) = std::sync::mpsc::channel();
+        scope.spawn(|| {
+            let send = send;
+            for number in 0..200 {
+                append(&partition, b"k", &[1; 100]);
+                let _ = send.send(number);
+            }
+        });
+        let mut last = None;
+        while let Ok(number) = receive.recv_timeout(oracle::HANG_LIMIT) {
+            last = Some(number);
+        }
+        hold.release();
+        exporting.join().unwrap();
+        assert_eq!(last, Some(199));
+    });
+    drop(broker);
+}

@@ -667,3 +667,45 @@ fn both_ends_at_once_leave_a_log_that_goes_on() {
         }
     }
 }
+
+#[test]
+fn what_is_appended_after_a_cut_is_readable_where_an_earlier_truncation_of_the_front_failed() {
+    // The first sync is of the names in the directory, after the note has its own.
+    for kind in [OpKind::Create, OpKind::Write, OpKind::Sync, OpKind::Rename, OpKind::SyncDir] {
+        for crash in sim::CRASHES {
+            let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+            fill(&partition, 0..30, 0);
+            sim.fail(Fault::next(kind, Effect::Error(EIO)).path(if kind == OpKind::SyncDir { "t/0" } else { "start.tmp" }));
+            partition.truncate_before(20).unwrap_err();
+            sim.clear_faults();
+            let _ = partition.truncate_after(10);
+            let next = partition.next_offset();
+            fill(&partition, next..35, 1);
+            sim::crash(&sim, crash);
+            drop((partition, broker));
+            let broker = sim::open(&sim);
+            let partition = partition_of(&broker);
+            for offset in next..35 {
+                assert_eq!(partition.read_one(offset).unwrap().value[..], value(offset, 1)[..], "{kind:?}, {crash}: {offset}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_truncation_of_the_front_that_is_made_again_after_it_failed_is_durable() {
+    for offset in [10, 15] {
+        let (sim, broker, partition) = sim::create(seed(), &segments_of(4000));
+        fill(&partition, 0..10, 0);
+        partition.roll().unwrap();
+        fill(&partition, 10..20, 0);
+        // The first is of the names of those that stay.
+        sim.fail(Fault::next(OpKind::SyncDir, Effect::Error(EIO)).nth(if offset == 10 { 2 } else { 3 }));
+        partition.truncate_before(offset).unwrap_err();
+        partition.truncate_before(offset).unwrap();
+        sim.power_loss_keeping_nothing();
+        drop((partition, broker));
+        let broker = sim::open(&sim);
+        assert_eq!(partition_of(&broker).first_offset(), offset);
+    }
+}
