@@ -106,7 +106,7 @@ impl Inspector {
         };
         let next_offset = records.place().map_or(first_offset, |place| place.offset);
         let bytes_on_disk = bytes_in(disk, path)?;
-        let is_sealed = partition::is_noted_as_moved(disk, path);
+        let is_sealed = partition::has_moved(disk, path)?;
         Ok(StoredPartition { segments: bases.len(), first_offset, next_offset, bytes_on_disk, is_sealed, damage, ..described })
     }
 }

@@ -72,7 +72,7 @@ pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAM
 pub use describe::PartitionDescription;
 pub use moving::Exported;
 pub(crate) use moving::{remove_dir, take_in};
-pub(crate) use note::{find_unsound as unsound_notes, is_moved as is_noted_as_moved, is_unfinished as is_unfinished_note};
+pub(crate) use note::{find_unsound as unsound_notes, has_moved, is_unfinished as is_unfinished_note};
 pub use open::{PartitionReport, TornTail};
 pub(crate) use open::{find_foreign, is_note};
 pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, TimeRange, Visibility};
@@ -185,15 +185,11 @@ impl Partition {
             files: Mutex::default(),
             workers,
         });
-        // Where that cannot be read nothing is opened: two places that take appends would be worse than none.
-        let has_moved = note::Note::Moved.look(&*shared.disk, &shared.dir)?.unwrap_or_else(|error| {
-            tracing::warn!(%error, path = %shared.dir.display(), "what is called as the note that the partition moved is another's; it takes appends");
-            None
-        });
+        let has_moved = note::has_moved(&*shared.disk, &shared.dir)?;
         let last = shared.with_segments(|segments| segments.last().map(Arc::clone));
         let last = last.map(|segment| Active::open(&shared, segment, indexed)).transpose()?;
         let active = match last {
-            Some(mut last) if has_moved.is_none() && last.is_shared()? => {
+            Some(mut last) if !has_moved && last.is_shared()? => {
                 // An export has it, made before a power loss or an interrupted cut took the segments behind it.
                 last.seal(&shared)?;
                 None
@@ -226,7 +222,7 @@ impl Partition {
         let start = Appender { active, next_offset, last_timestamp };
         let (queue, helm, writer) = start_writer(&shared, clock, wait, start, format!("{topic}/{number}"), core)?;
         let inner = Inner { shared, topic, number, queue, helm, writer: Mutex::new(Some(writer)), lock: Mutex::new(Some(lock)) };
-        if has_moved.is_some() {
+        if has_moved {
             note::sync_names(&*inner.shared.disk, &inner.shared.dir)?;
             inner.end_writer(true)?;
         }
@@ -315,8 +311,8 @@ impl Partition {
         self.0.ask(|answer| Message::Sync { answer })
     }
 
-    /// Ends the segment that takes the appends, if it holds records: what is queued before is in it, and what comes later in the next, which is there
-    /// and durable by name when this returns.
+    /// Ends the segment that takes the appends, if it holds records: what is queued before is in it, and what comes later in the next. Its name is
+    /// durable before anything that it holds is acknowledged, or anything goes because it is there; a power loss before that may undo the roll, and no more.
     ///
     /// # Errors
     /// [`Error::DiskFull`] and what else the system says to one more segment: the present one goes on then. [`Error::Failed`], [`Error::Closed`].

@@ -84,7 +84,8 @@ impl Partition {
     /// When this returns it is on the device, whole.
     ///
     /// # Blocking
-    /// While it is made, retention and truncation wait.
+    /// While it is made, retention and truncation wait; with [`Writers::Shared`](crate::Writers::Shared), a
+    /// [`truncate_after`](Self::truncate_after) that waits keeps the other partitions of its thread waiting, too.
     ///
     /// # Errors
     /// [`Error::Io`] if `to` is there already, its parent is not, or anything else that the system says, [`Error::DiskFull`]; nothing is left of it then.

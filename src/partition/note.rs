@@ -44,9 +44,20 @@ pub(super) fn sync_names(disk: &dyn Disk, dir: &Path) -> Result<()> {
     if guard::stands(Guard::OpeningSyncsNames) { disk.sync_dir(dir).map_err(Error::io("sync the directory", dir)) } else { Ok(()) }
 }
 
-/// Whether the partition in the directory moved, as its note tells.
-pub(crate) fn is_moved(disk: &dyn Disk, dir: &Path) -> bool {
-    Note::Moved.read(disk, dir).is_ok_and(|end| end.is_some())
+/// Whether the partition in the directory moved. A note that is the engine's tells that also where it is damaged.
+///
+/// # Errors
+/// What the system says to it: two places that take appends would be worse than none.
+pub(crate) fn has_moved(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    Note::Moved.look(disk, dir)?.map(|end| end.is_some()).or_else(|error| {
+        let (path, moved) = (Note::Moved.path(dir), Note::Moved.is_ours(disk, dir));
+        if moved {
+            tracing::warn!(%error, path = %path.display(), "the note that the partition moved is damaged; it takes no appends until it is unsealed");
+        } else {
+            tracing::warn!(%error, path = %path.display(), "what is called as the note that the partition moved is another's; it takes appends");
+        }
+        Ok(moved)
+    })
 }
 
 /// What has the name of a note, and says nothing.
@@ -113,13 +124,28 @@ impl Note {
         }
     }
 
+    /// Whether the engine wrote what has its name, be it damaged since.
+    fn is_ours(self, disk: &dyn Disk, dir: &Path) -> bool {
+        let mut magic = [0; 8];
+        let read = disk.open(&self.path(dir), Open::READ).and_then(|file| read_up_to_at(&*file, &mut magic, 0));
+        read.is_ok() && magic == self.magic()
+    }
+
+    /// Whether it is there. What is another's is refused, for it is left alone.
+    fn is_there(self, disk: &dyn Disk, dir: &Path) -> io::Result<bool> {
+        match self.read(disk, dir) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData && self.is_ours(disk, dir) => Ok(true),
+            read => read.map(|offset| offset.is_some()),
+        }
+    }
+
     /// Writes it, durably.
     ///
     /// # Errors
     /// What the system says; it says what it said before, or this, and a power loss may change which.
     pub(super) fn write(self, disk: &dyn Disk, dir: &Path, offset: u64) -> Result<()> {
         let (path, unfinished) = (self.path(dir), dir.join(self.unfinished()));
-        self.read(disk, dir).map_err(Error::io("replace", &path))?;
+        self.is_there(disk, dir).map_err(Error::io("replace", &path))?;
         let written = || {
             let file = disk.open(&unfinished, Open::EMPTY)?;
             write_all_at(&*file, &self.encode(offset), 0, false)?;
@@ -133,7 +159,7 @@ impl Note {
     /// Removes it, durably, if there is one.
     pub(super) fn remove(self, disk: &dyn Disk, dir: &Path) -> Result<()> {
         let path = self.path(dir);
-        if self.read(disk, dir).map_err(Error::io("remove", &path))?.is_some() {
+        if self.is_there(disk, dir).map_err(Error::io("remove", &path))? {
             disk.remove_file(&path).map_err(Error::io("remove", &path))?;
         }
         // Also where there is none: an attempt before this one may have failed here.
@@ -162,36 +188,74 @@ mod tests {
     use super::*;
     use crate::io::{Backend, OsDisk};
 
+    /// A directory with a note that says so, and what it holds.
+    fn noted(note: Note, offset: u64) -> (tempfile::TempDir, OsDisk, Vec<u8>) {
+        let (dir, disk) = (tempfile::tempdir().unwrap(), OsDisk::new(Backend::Posix).unwrap());
+        note.write(&disk, dir.path(), offset).unwrap();
+        let bytes = std::fs::read(note.path(dir.path())).unwrap();
+        (dir, disk, bytes)
+    }
+
     #[test]
-    fn what_is_damaged_says_nothing_and_is_not_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let (dir, disk) = (dir.path(), OsDisk::new(Backend::Posix).unwrap());
-        assert_eq!(Note::Start.read(&disk, dir).unwrap(), None);
+    fn it_says_what_was_written_last() {
+        let (dir, disk, _) = noted(Note::Start, 3);
+        let dir = dir.path();
         for offset in [1, u64::MAX, 0x1234_5678_9abc_def0] {
             Note::Start.write(&disk, dir, offset).unwrap();
             assert_eq!(Note::Start.read(&disk, dir).unwrap(), Some(offset));
         }
-        let path = Note::Start.path(dir);
-        let good = std::fs::read(&path).unwrap();
-        let is_anothers = |bytes: &[u8]| {
-            std::fs::write(&path, bytes).unwrap();
-            assert_eq!(Note::Start.read(&disk, dir).unwrap_err().kind(), io::ErrorKind::InvalidData);
-            assert!(Note::Start.write(&disk, dir, 7).is_err() && Note::Start.remove(&disk, dir).is_err());
-            assert_eq!(std::fs::read(&path).unwrap(), bytes);
-        };
-        for bit in 0..good.len() * 8 {
-            let mut bytes = good.clone();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            is_anothers(&bytes);
-        }
-        for len in (0..good.len()).chain([good.len() + 1]) {
-            let mut bytes = good.clone();
-            bytes.resize(len, 0);
-            is_anothers(&bytes);
-        }
-        is_anothers(&Note::Moved.encode(7));
-        std::fs::write(&path, good).unwrap();
+        assert_eq!(Note::Moved.read(&disk, dir).unwrap(), None);
         Note::Start.remove(&disk, dir).unwrap();
-        assert!(!path.exists() && Note::Start.remove(&disk, dir).is_ok());
+        assert!(!Note::Start.path(dir).exists() && Note::Start.remove(&disk, dir).is_ok());
+    }
+
+    #[test]
+    fn a_damaged_one_says_nothing_but_that_it_is_ours() {
+        for note in ALL {
+            let (dir, disk, good) = noted(note, 7);
+            let (dir, path) = (dir.path(), note.path(dir.path()));
+            let bits = (64..good.len() * 8).map(|bit| {
+                let mut bytes = good.clone();
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                bytes
+            });
+            let lengths = (8..good.len()).chain([good.len() + 1]).map(|len| {
+                let mut bytes = good.clone();
+                bytes.resize(len, 0);
+                bytes
+            });
+            for bytes in bits.chain(lengths) {
+                std::fs::write(&path, &bytes).unwrap();
+                assert_eq!(note.read(&disk, dir).unwrap_err().kind(), io::ErrorKind::InvalidData);
+                assert_eq!(find_unsound(&disk, dir), [&*path]);
+                assert_eq!(has_moved(&disk, dir).unwrap(), note == Note::Moved);
+                note.write(&disk, dir, 9).unwrap();
+                assert_eq!(note.read(&disk, dir).unwrap(), Some(9));
+                std::fs::write(&path, &bytes).unwrap();
+                note.remove(&disk, dir).unwrap();
+                assert!(!path.exists());
+            }
+        }
+    }
+
+    #[test]
+    fn what_another_put_there_is_left_alone() {
+        for note in ALL {
+            let (dir, disk, good) = noted(note, 7);
+            let (dir, path) = (dir.path(), note.path(dir.path()));
+            let bits = (0..64).map(|bit| {
+                let mut bytes = good.clone();
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                bytes
+            });
+            let other = if note == Note::Start { Note::Moved } else { Note::Start };
+            for bytes in bits.chain((0..8).map(|len| good[..len].to_vec())).chain([other.encode(7).to_vec()]) {
+                std::fs::write(&path, &bytes).unwrap();
+                assert_eq!(note.read(&disk, dir).unwrap_err().kind(), io::ErrorKind::InvalidData);
+                assert!(note.write(&disk, dir, 7).is_err() && note.remove(&disk, dir).is_err());
+                assert!(!has_moved(&disk, dir).unwrap());
+                assert_eq!(std::fs::read(&path).unwrap(), bytes);
+            }
+        }
     }
 }

@@ -729,6 +729,31 @@ fn a_partition_of_which_it_cannot_be_read_whether_it_moved_is_not_opened() {
 }
 
 #[test]
+fn a_partition_whose_note_that_it_moved_is_damaged_takes_no_appends_until_it_is_unsealed() {
+    let data = scratch();
+    let reopened = || crate::support::open(data.path(), Backend::Posix, &segments_of(4000));
+    let (broker, partition) = crate::support::create(data.path(), Backend::Posix, &segments_of(4000));
+    fill(&partition, 5);
+    partition.seal().unwrap();
+    let note = partition.path().join("moved");
+    drop(partition);
+    broker.close().unwrap();
+    let mut bytes = std::fs::read(&note).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&note, &bytes).unwrap();
+    let broker = reopened();
+    let partition = partition_of(&broker);
+    assert!(partition.is_sealed() && partition.append_and_wait(Batch::of(None, b"x").unwrap()).unwrap_err().is_moved());
+    assert_filled(&partition, 0, 5);
+    partition.unseal().unwrap();
+    drop(partition);
+    broker.close().unwrap();
+    let broker = reopened();
+    fill(&partition_of(&broker), 5);
+    assert_filled(&partition_of(&broker), 0, 10);
+}
+
+#[test]
 fn what_is_appended_after_an_import_that_could_not_take_its_place_survives_a_power_loss() {
     for seed in 0..64 {
         let sim = SimDisk::new(seed);

@@ -569,9 +569,12 @@ fn what_says_where_the_log_begins_is_never_needed_to_read_it() {
             assert_rows(&partition_of(&broker), 0, &[(0..10, 0)]);
             let ignored = &broker.report().partitions[0].ignored;
             assert_eq!(ignored.contains(&start), wrong.is_some());
-            if wrong.is_some() {
+            if wrong.is_some_and(|wrong| !wrong.starts_with(&bytes[..8])) {
                 assert!(partition_of(&broker).truncate_before(5).is_err(), "it is another's, for all that is known");
                 assert_eq!(fs::read(&start).ok().as_deref(), wrong);
+            } else {
+                partition_of(&broker).truncate_before(5).unwrap();
+                assert_rows(&partition_of(&broker), 5, &[(5..10, 0)]);
             }
         }
     }
