@@ -126,13 +126,12 @@ impl Inner {
         let (now, ahead) = time.read(clock.wall_ns(), clock.monotonic());
         let mut report = RetentionReport { doubted: (ahead > Duration::ZERO).then_some(ahead), ..RetentionReport::default() };
         for partition in topics.iter().flat_map(|topic| topic.partitions()).take_while(|_| goes_on()) {
-            match partition.enforce_retention(now) {
-                Ok(removed) if removed.segments > 0 => report.removed.push(removed),
-                Ok(_) => {}
-                // A topic that was closed or deleted meanwhile has nothing to keep, and of a partition that moves nothing goes.
-                Err(error) if error.is_closed() || error.is_moved() => {}
-                Err(error) => report.failed.push(error),
+            let (removed, result) = partition.enforce_retention(now);
+            if removed.segments > 0 {
+                report.removed.push(removed);
             }
+            // A topic that was closed or deleted meanwhile has nothing to keep, and of a partition that moves nothing goes.
+            report.failed.extend(result.err().filter(|error| !error.is_closed() && !error.is_moved()));
         }
         Ok(report)
     }

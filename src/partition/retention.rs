@@ -42,35 +42,56 @@ struct Held {
     newest: Option<u64>,
 }
 
+/// What went so far.
+#[derive(Debug, Clone, Copy)]
+struct Gone {
+    /// The first offset before.
+    first: u64,
+    segments: usize,
+    bytes: u64,
+}
+
+impl Gone {
+    /// Nothing.
+    fn from(first: u64) -> Self {
+        Self { first, segments: 0, bytes: 0 }
+    }
+}
+
 impl Partition {
-    /// Removes what its topic's settings no longer keep, with `now` for the time.
-    pub(crate) fn enforce_retention(&self, now: u64) -> Result<Removed> {
+    /// Removes what its topic's settings no longer keep, with `now` for the time. What went is told also where something hindered the rest.
+    pub(crate) fn enforce_retention(&self, now: u64) -> (Removed, Result<()>) {
+        let mut gone = Gone::from(self.first_offset());
+        let result = self.remove_what_is_not_kept(now, &mut gone);
+        (self.removed(gone), result)
+    }
+
+    fn remove_what_is_not_kept(&self, now: u64, gone: &mut Gone) -> Result<()> {
         let shared = &self.0.shared;
         let (age, most) = (shared.live.retention_age(), shared.live.retention_bytes());
         // Whoever copies the files of a partition that moves must find them all.
         if (age.is_none() && most.is_none()) || shared.moves() {
-            return Ok(self.removed(shared.first_offset(), (0, 0)));
+            return Ok(());
         }
         shared.check_open()?;
-        if age.is_some_and(|age| shared.active_is_older(now, age)) && !shared.has_failed() {
-            // All that it holds is to go, and the next one is there before it does.
-            self.roll()?;
-        }
+        // All that the active one holds is to go, and the next one is there before it does. Where there is no room for that, those before it go.
+        let is_old = age.is_some_and(|age| shared.active_is_older(now, age)) && !shared.has_failed();
+        let rolled = if is_old { self.roll() } else { Ok(()) };
         // From here on nobody cuts or removes anything else: what was decided stays right.
         let alone = shared.alone();
         if shared.moves() {
-            return Ok(self.removed(shared.first_offset(), (0, 0)));
+            return Ok(());
         }
+        *gone = Gone::from(shared.first_offset());
         let segments = shared.with_segments(<[_]>::to_vec);
-        let Some((active, sealed)) = segments.split_last() else { return Ok(self.removed(shared.first_offset(), (0, 0))) };
-        let held: Vec<Held> = sealed.iter().map(|segment| shared.held(segment, now, age.is_some())).collect();
-        let go = how_many_go(&held, active.appended(), now, age, most);
-        let first = shared.first_offset();
-        let gone = match segments.get(go).filter(|_| go > 0) {
-            Some(stays) => shared.remove_before(stays.base(), &alone)?,
-            None => (0, 0),
-        };
-        Ok(self.removed(first, gone))
+        if let Some((active, sealed)) = segments.split_last() {
+            let held: Vec<Held> = sealed.iter().map(|segment| shared.held(segment, now, age.is_some())).collect();
+            let go = how_many_go(&held, active.appended(), now, age, most);
+            if go > 0 {
+                shared.remove_before(segments[go].base(), &alone, gone)?;
+            }
+        }
+        rolled
     }
 
     /// Removes the records before `offset`: whole segments at once, and durably; of the segment that it lies in, the earlier records stay on the disk,
@@ -93,7 +114,8 @@ impl Partition {
         // What is remembered must not outlast the records that it speaks of.
         self.sync()?;
         if offset == shared.durable_end() && offset > shared.first_offset() {
-            self.roll()?;
+            // Where there is no room for the next one, those before the active one go, which may make some, and the note does for the rest.
+            self.roll().or_else(|error| if shared.goes_on() { Ok(()) } else { Err(error) })?;
         }
         // From here on nobody cuts the log: what is found stays right.
         let alone = shared.alone();
@@ -108,19 +130,20 @@ impl Partition {
         if offset <= first {
             // An attempt before this one may have failed to make it durable.
             shared.disk.sync_dir(&shared.dir).map_err(Error::io("sync the directory", &shared.dir))?;
-            return Ok(self.removed(first, (0, 0)));
+            return Ok(self.removed(Gone::from(first)));
         }
         // The first segment that holds a record from there on.
         let stays = shared.segment_of(offset).ok_or_else(|| shared.out_of_range(offset))?;
         // Whole segments first: where the disk is full, that gives the note its room.
-        let gone = shared.remove_before(stays.base(), &alone)?;
+        let mut gone = Gone::from(first);
+        shared.remove_before(stays.base(), &alone, &mut gone)?;
         if stays.base() < offset {
             shared.start.set(&*shared.disk, &shared.dir, offset).map_err(Error::or_full)?;
         }
-        Ok(self.removed(first, gone))
+        Ok(self.removed(gone))
     }
 
-    fn removed(&self, first: u64, (segments, bytes): (usize, u64)) -> Removed {
+    fn removed(&self, Gone { first, segments, bytes }: Gone) -> Removed {
         let shared = &self.0.shared;
         Removed {
             path: shared.dir.to_path_buf(),
@@ -171,16 +194,15 @@ impl Shared {
         segment.open_log(&*self.disk).ok()?.details().ok()?.modified_ns
     }
 
-    /// Removes the segments that begin before the one that begins at `base`, oldest first. Gives how many, and their bytes.
+    /// Removes the segments that begin before the one that begins at `base`, oldest first, and counts them.
     ///
     /// # Errors
     /// What the system says: the ones before are gone, the others are there.
-    fn remove_before(&self, base: u64, _alone: &Alone<'_>) -> Result<(usize, u64)> {
-        let (mut count, mut bytes) = (0, 0);
+    fn remove_before(&self, base: u64, _alone: &Alone<'_>, gone: &mut Gone) -> Result<()> {
         loop {
             self.check_open()?;
-            let Some(oldest) = self.take_oldest_before(base) else { return Ok((count, bytes)) };
-            if count == 0 && guard::stands(Guard::SuccessorsBeforeRemovals) {
+            let Some(oldest) = self.take_oldest_before(base) else { return Ok(()) };
+            if gone.segments == 0 && guard::stands(Guard::SuccessorsBeforeRemovals) {
                 // The names of those that stay. One that was just made has none yet, perhaps.
                 let synced = self.disk.sync_dir(&self.dir).map_err(Error::io("sync the directory", &self.dir));
                 synced.inspect_err(|_| self.put_back(&oldest))?;
@@ -190,7 +212,8 @@ impl Shared {
                 return Err(Error::io("remove", &oldest.path(Kind::Log))(error));
             }
             tracing::debug!(path = %oldest.path(Kind::Log).display(), "a segment was removed from the front of the log");
-            (count, bytes) = (count + 1, bytes + oldest.appended());
+            gone.segments += 1;
+            gone.bytes += oldest.appended();
             if guard::stands(Guard::RemovalsInOrder) {
                 // Before the next: a power loss may keep any of the removals since.
                 self.disk.sync_dir(&self.dir).map_err(Error::io("sync the directory", &self.dir))?;

@@ -188,6 +188,11 @@ impl Shared {
         self.moved.load(Ordering::Acquire) && matches!(self.stopped.get(), Some(None))
     }
 
+    /// Whether it takes appends, as far as can be told now.
+    pub(super) fn goes_on(&self) -> bool {
+        self.check_open().is_ok() && !self.has_failed() && !self.moved.load(Ordering::Acquire)
+    }
+
     pub(super) fn has_failed(&self) -> bool {
         matches!(self.stopped.get(), Some(Some(_)))
     }

@@ -31,6 +31,7 @@ impl Start {
         let start = Self(AtomicU64::new(offset.unwrap_or(0)));
         if start.offset() > next_offset {
             // The records up to there are gone, and their offsets are given again.
+            tracing::warn!(path = %Note::Start.path(dir).display(), first = start.offset(), next_offset, "the log ends before its first offset, as noted");
             start.set(disk, dir, next_offset)?;
         }
         Ok(start)

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sapwood::clock::Clock;
-use sapwood::io::sim::{Effect, Fault, OpKind, SimDisk};
+use sapwood::io::sim::{Effect, Fault, OpKind, RandomFault, SimDisk};
 use sapwood::io::{Disk, OsDisk};
 use sapwood::{Backend, Broker, BrokerConfig, Error, Partition, RetentionReport, Stepper, TopicConfig};
 
@@ -648,4 +648,51 @@ fn a_roll_that_is_asked_for_leaves_the_next_segment_behind_durably() {
     assert_eq!(record(&partition), 6, "the present one goes on");
     partition.roll().unwrap();
     assert_eq!(read_all(&partition).len(), 7);
+}
+
+/// Lets `remove` do what it can with no room for the next segment, where the last of four holds a record. Gives the first offset then.
+fn without_room_for_the_next(remove: impl Fn(&Broker, &Partition)) -> u64 {
+    let sim = SimDisk::new(seed());
+    let clock = Arc::new(TestClock::at(YEAR.as_nanos() as u64));
+    let broker = open_at(Arc::new(sim.clone()), &clock, Path::new(DATA));
+    let partition = broker.create_topic(TOPIC, topic()).unwrap().partition(0).unwrap();
+    seal(&partition, 3);
+    let end = record(&partition) + 1;
+    clock.pass(2 * DAY);
+    let path_suffix = Some(".log".into());
+    sim.fail_by_chance(RandomFault { on: OpKind::Create, path_suffix, per_million: 1_000_000, effect: Effect::Error(sim::ENOSPC) });
+    remove(&broker, &partition);
+    assert_eq!(sim::names(&sim).iter().filter(|name| name.ends_with(".log")).count(), 1);
+    let first = partition.first_offset();
+    sim.clear_faults();
+    assert_eq!(record(&partition), end);
+    drop((partition, broker));
+    sim.power_loss();
+    let broker = open_at(Arc::new(sim.clone()), &clock, Path::new(DATA));
+    let partition = partition_of(&broker);
+    assert_eq!((partition.first_offset(), partition.next_offset()), (first, end + 1));
+    let rows = read_all(&partition);
+    assert_in_order(&rows, first);
+    assert_eq!(rows.len() as u64, end + 1 - first);
+    first
+}
+
+#[test]
+fn what_is_too_old_goes_also_where_there_is_no_room_for_the_next_segment() {
+    let first = without_room_for_the_next(|broker, _| {
+        let RetentionReport { removed, failed, .. } = broker.enforce_retention().unwrap();
+        assert_eq!((removed[0].segments, removed[0].records.clone()), (3, 0..18));
+        assert!(failed.len() == 1 && failed[0].is_disk_full(), "{failed:?}");
+    });
+    assert_eq!(first, 18);
+}
+
+#[test]
+fn all_that_is_there_is_truncated_also_where_there_is_no_room_for_the_next_segment() {
+    let first = without_room_for_the_next(|_, partition| {
+        let removed = partition.truncate_before(19).unwrap();
+        assert_eq!((removed.segments, removed.records), (3, 0..19));
+        assert!(read_all(partition).is_empty());
+    });
+    assert_eq!(first, 19);
 }
