@@ -32,7 +32,7 @@ pub struct StoredPartition {
     pub path: PathBuf,
     /// How many segments it has.
     pub segments: usize,
-    /// The offset of the first record that lies there, be it truncated away; that of the next one if there is none.
+    /// The offset of the first record that is given out; that of the next one if there is none.
     pub first_offset: u64,
     /// One past the last record: up to the first damage in the last segment, if there is any.
     pub next_offset: u64,
@@ -105,6 +105,7 @@ impl Inspector {
             damage => damage,
         };
         let next_offset = records.place().map_or(first_offset, |place| place.offset);
+        let first_offset = partition::noted_start(disk, path).map_or(first_offset, |start| start.min(next_offset).max(first_offset));
         let bytes_on_disk = bytes_in(disk, path)?;
         let is_sealed = partition::has_moved(disk, path)?;
         Ok(StoredPartition { segments: bases.len(), first_offset, next_offset, bytes_on_disk, is_sealed, damage, ..described })

@@ -72,7 +72,7 @@ pub(crate) use checkpoint::{Checkpoint, Checkpoints, Held as HeldCheckpoint, NAM
 pub use describe::PartitionDescription;
 pub use moving::Exported;
 pub(crate) use moving::{remove_dir, take_in};
-pub(crate) use note::{find_unsound as unsound_notes, has_moved, is_unfinished as is_unfinished_note};
+pub(crate) use note::{find_unsound as unsound_notes, has_moved, is_unfinished as is_unfinished_note, noted_start};
 pub use open::{PartitionReport, TornTail};
 pub(crate) use open::{find_foreign, is_note};
 pub use reader::{Checksums, ReadMode, Reader, ReaderConfig, Skipped, TimeRange, Visibility};

@@ -60,6 +60,11 @@ pub(crate) fn has_moved(disk: &dyn Disk, dir: &Path) -> Result<bool> {
     })
 }
 
+/// The first offset that is given out by the partition in the directory, where that is noted.
+pub(crate) fn noted_start(disk: &dyn Disk, dir: &Path) -> Option<u64> {
+    Note::Start.read(disk, dir).ok().flatten()
+}
+
 /// What has the name of a note, and says nothing.
 pub(crate) fn find_unsound(disk: &dyn Disk, dir: &Path) -> Vec<PathBuf> {
     let is_unsound = |note: &Note| note.read(disk, dir).is_err_and(|error| error.kind() == io::ErrorKind::InvalidData);

@@ -1,6 +1,8 @@
 //! What a log must hold: a list of what was submitted, and how much of it was promised to whom.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 use sapwood::{Batch, Durability, TopicConfig};
 
@@ -149,7 +151,13 @@ pub struct Model {
     pub topics: BTreeMap<String, TopicModel>,
     /// How many records were submitted, to any log.
     pub sent: u64,
+    /// How many exports were begun, and where each of those lies that were made, with its files.
+    pub begun_exports: u64,
+    pub exports: Vec<(PathBuf, Files)>,
 }
+
+/// The files of a directory, by name.
+pub type Files = Vec<(OsString, Option<Vec<u8>>)>;
 
 impl Model {
     pub fn log(&mut self, topic: &str, partition: u32) -> &mut Log {

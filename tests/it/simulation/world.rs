@@ -44,8 +44,6 @@ pub struct World {
     /// Faults were to come in this life; and are.
     faulty: bool,
     faults_to_come: bool,
-    /// Exports that were begun.
-    exports: u64,
     /// The disk had a limit in this life; and has.
     full: bool,
     limited: bool,
@@ -82,7 +80,6 @@ impl World {
             rng: Rng::new(!seed),
             faulty: false,
             faults_to_come: false,
-            exports: 0,
             full: false,
             limited: false,
         }
@@ -417,12 +414,13 @@ impl World {
         if !broker.topics().iter().any(|name| name == to) {
             self.create(to, &config)?;
         }
-        self.exports += 1;
-        let place = PathBuf::from(format!("/made/export-{}", self.exports));
+        self.model.begun_exports += 1;
+        let place = PathBuf::from(format!("/made/export-{}", self.model.begun_exports));
         let exported = match partition.export(&place) {
             Ok(exported) => exported,
             Err(error) => return self.excuse("an export failed", &error),
         };
+        self.model.exports.push((place.clone(), self.sim.files(&place)));
         let Some((there, place_number)) = self.some_partition(to) else { return Ok(()) };
         let records = self.model.log(from, number).records[..exported.records.end as usize].to_vec();
         let was_empty = there.next_offset() == 0 && self.model.log(to, place_number).records.is_empty();
@@ -896,6 +894,9 @@ impl World {
             for number in 0..partitions {
                 self.check_recovered(&name, number, crash)?;
             }
+        }
+        for (place, files) in &self.model.exports {
+            ensure!(self.sim.files(place) == *files, "the export in {} changed", place.display());
         }
         if again && !self.faulty && !self.full {
             self.check_second_opening()?;
