@@ -379,14 +379,14 @@ fn the_space_of_a_deleted_topic_comes_back_while_readers_hold_its_files() {
     });
 }
 
-/// A file that another hand put beside the topic's is deleted with it, and nothing is done to those who have it open.
+/// A copy that was set aside is deleted with its topic, and nothing is done to those who have it open.
 #[test]
-fn a_file_that_is_not_the_engines_keeps_its_bytes_for_who_holds_it() {
+fn what_was_set_aside_keeps_its_bytes_for_who_holds_it() {
     let data = scratch();
     let (broker, partition) = create(data.path(), Backend::Auto, &small());
     append(&partition, b"k", b"v");
-    let path = partition_dir(data.path()).join("notes.txt");
-    fs::write(&path, b"mine").unwrap();
+    let path = partition_dir(data.path()).join("00000000000000000000.30.torn");
+    fs::write(&path, b"once").unwrap();
     let held = File::open(&path).unwrap();
     broker.delete_topic(TOPIC).unwrap();
     assert_eq!((held.metadata().unwrap().nlink(), held.metadata().unwrap().len()), (0, 4));
