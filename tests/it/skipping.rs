@@ -245,11 +245,19 @@ fn whatever_is_damaged_only_what_was_written_is_read() {
         if indexes_lie {
             harm_indexes(&mut rng, &dir);
         }
+        let assert_written = |row: &Row| {
+            let told = all.iter().position(|written| written.timestamp == row.timestamp && body(written).2 == body(row).2);
+            // No checksum covers a record's number: one record stands whole under another's where the harm to a header of theirs made it so.
+            let header_is_harmed = |record: usize| {
+                let (_, base, position) = places[record];
+                harmed.iter().any(|(there, range)| *there == base && range.start < position + 28 && range.end > position)
+            };
+            let is_renumbered = told.is_some_and(|told| header_is_harmed(told) || header_is_harmed(row.offset as usize));
+            assert!(told == Some(row.offset as usize) || is_renumbered, "seed {seed}: {row:?} is {told:?}");
+        };
         for mut reader in readers(&partition) {
             let (rows, skipped) = read_past_damage(&mut reader, 0, 1 + rng.clone().below(3000) as usize);
-            for row in &rows {
-                assert_eq!(body(row), body(&all[row.offset as usize]), "seed {seed}");
-            }
+            rows.iter().for_each(assert_written);
             // Each record was read or passed over, once, in order.
             let mut told: Vec<u64> =
                 rows.iter().map(|row| row.offset).chain(skipped.iter().flat_map(|skipped| skipped.records.clone())).collect();
@@ -270,7 +278,7 @@ fn whatever_is_damaged_only_what_was_written_is_read() {
                 let offset = rng.below(count);
                 let next = reader.skip_damaged(offset).unwrap().records.end;
                 if next < count {
-                    assert_eq!(body(&reader.read_one(next).unwrap().into()), body(&all[next as usize]), "seed {seed}");
+                    assert_written(&reader.read_one(next).unwrap().into());
                 }
             }
         }
