@@ -77,8 +77,8 @@ impl Partition {
     /// Makes a directory with all segments that take no more records, as they are now: a consistent snapshot, at once and without copying where
     /// files can have a second name there, by copying elsewhere. The partition goes on; retention and truncation change
     /// nothing of it; only an index of which entries still waited in memory is completed. [`Self::roll`] first, and all that was appended before is in
-    /// it. It is a partition's directory like any other, and may be read as such; the segments are sealed, so it must not be opened for appends where it stands, but be
-    /// [imported](crate::Broker::import_partition).
+    /// it. It is a partition's directory like any other, and may be read as such; the segments are sealed, so it must not be opened for appends where
+    /// it stands, but be [imported](crate::Broker::import_partition).
     ///
     /// # Durability
     /// When this returns it is on the device, whole.

@@ -201,6 +201,12 @@ mod tests {
         (dir, disk, bytes)
     }
 
+    fn flipped(good: &[u8], bit: usize) -> Vec<u8> {
+        let mut bytes = good.to_vec();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        bytes
+    }
+
     #[test]
     fn it_says_what_was_written_last() {
         let (dir, disk, _) = noted(Note::Start, 3);
@@ -219,11 +225,7 @@ mod tests {
         for note in ALL {
             let (dir, disk, good) = noted(note, 7);
             let (dir, path) = (dir.path(), note.path(dir.path()));
-            let bits = (64..good.len() * 8).map(|bit| {
-                let mut bytes = good.clone();
-                bytes[bit / 8] ^= 1 << (bit % 8);
-                bytes
-            });
+            let bits = (64..good.len() * 8).map(|bit| flipped(&good, bit));
             let lengths = (8..good.len()).chain([good.len() + 1]).map(|len| {
                 let mut bytes = good.clone();
                 bytes.resize(len, 0);
@@ -248,11 +250,7 @@ mod tests {
         for note in ALL {
             let (dir, disk, good) = noted(note, 7);
             let (dir, path) = (dir.path(), note.path(dir.path()));
-            let bits = (0..64).map(|bit| {
-                let mut bytes = good.clone();
-                bytes[bit / 8] ^= 1 << (bit % 8);
-                bytes
-            });
+            let bits = (0..64).map(|bit| flipped(&good, bit));
             let other = if note == Note::Start { Note::Moved } else { Note::Start };
             for bytes in bits.chain((0..8).map(|len| good[..len].to_vec())).chain([other.encode(7).to_vec()]) {
                 std::fs::write(&path, &bytes).unwrap();

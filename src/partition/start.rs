@@ -21,7 +21,7 @@ impl Start {
     pub(super) fn open(disk: &dyn Disk, dir: &Path, next_offset: u64, report: &mut PartitionReport) -> Result<Self> {
         let offset = Note::Start.look(disk, dir)?.unwrap_or_else(|error| {
             let path = Note::Start.path(dir);
-            tracing::warn!(%error, path = %path.display(), "what is called as the note of the first offset is another's; records before it can be read again");
+            tracing::warn!(%error, path = %path.display(), "what is called as the note of the first offset is damaged, or another's; records before it can be read again");
             report.ignored.push(path);
             None
         });
